@@ -1,0 +1,63 @@
+# Few targets, each named for what it gives. `make help` lists them.
+
+CACHE  ?= $(or $(SLUICE_CACHE),$(HOME)/.cache/sluice)
+BIN    := bin
+BUILD  := build
+SUITE  := $(BIN)/suite
+export SLUICE_CACHE := $(CACHE)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo demo-down test unit e2e cases build images lint generate bench-engine bench-limiter setup clean
+
+help: ## List the targets.
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: setup build ## Show the product on a real cluster with simulated GPUs (DEMO_BREAK=driver|limiter|ticket shows that it can fail).
+	cd e2e && go run ./cmd/demo up $(if $(DEMO_BREAK),--break $(DEMO_BREAK))
+
+demo-down: ## End the demo's cluster and leave nothing of it.
+	cd e2e && go run ./cmd/demo down
+
+test: setup build lint $(SUITE) ## Unit tests and end-to-end scenarios; closes with the counts, a skip is a failure.
+	$(SUITE) run . e2e
+
+unit: $(SUITE) ## The product's own tests, without a cluster.
+	$(SUITE) run .
+
+e2e: setup build $(SUITE) ## The end-to-end scenarios alone.
+	$(SUITE) run e2e
+
+cases: setup build $(SUITE) ## Run every test that docs/dev/cases.md names.
+	$(SUITE) cases
+
+build: ## The product's binaries and the limiter, into bin/ and build/.
+	mkdir -p $(BIN)
+	go build -trimpath -ldflags '-s -w' -o $(BIN)/ ./cmd/...
+	go build -trimpath -ldflags '-s -w' -o $(BIN)/ github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook
+	./hook/build.sh $(BUILD)/hook
+
+images: build ## OCI archives of the product's images in build/images, made without Docker.
+	cd e2e && go run ./cmd/images --out ../$(BUILD)/images
+
+lint: ## gofmt, vet, staticcheck, generated files up to date, no warnings in C.
+	./.ci/lint
+
+generate: ## Make the generated files anew.
+	go generate ./...
+
+bench-engine: ## Quota engine: the figures of docs/dev/engine.md.
+	go test -run '^$$' -bench . -benchtime 20x ./quota/engine/
+
+bench-limiter: build ## Limiter: cost of each call, as `name value unit` lines.
+	./hook/bench.sh
+
+setup: ## Install what Debian has to give and build the pinned Kubernetes into the cache (15 minutes the first time).
+	./.ci/setup
+	cd e2e && go run ./cmd/cluster build
+
+clean: ## Remove what was built here; the cache stays.
+	rm -rf $(BIN) $(BUILD)
+
+$(SUITE): $(wildcard e2e/cmd/suite/*.go e2e/gotest/*.go)
+	mkdir -p $(BIN)
+	cd e2e && go build -o ../$(SUITE) ./cmd/suite
