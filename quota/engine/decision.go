@@ -1,0 +1,65 @@
+package engine
+
+import "fmt"
+
+// Decision is something for the caller to do. Decisions are in the order in
+// which the engine took them.
+type Decision interface {
+	fmt.Stringer
+	isDecision()
+}
+
+// Admit gives a workload its quota. It is assumed at once; answer with
+// [Admitted] or [AdmissionFailed].
+type Admit struct {
+	ID         WorkloadID
+	Assignment Assignment
+	// Placement is what [Fit] said, nil without a Fit or where room is not
+	// awaited (see FlavorSpec.Elastic).
+	Placement *Placement
+}
+
+// Evict takes quota back. The victim keeps it until [Released]. Answer with
+// Evicting, or with EvictionFailed.
+type Evict struct {
+	Victim WorkloadID
+	Reason EvictReason
+	// For is the workload that needs the room, "" where none does.
+	For WorkloadID
+	// Message is one sentence for the victim's owner.
+	Message string
+}
+
+// EvictReason is why a workload is evicted. The values are those of the API's
+// Preempted and Evicted conditions.
+type EvictReason string
+
+const (
+	// InClusterQueue made room for a workload of the same queue.
+	InClusterQueue EvictReason = "InClusterQueue"
+	// InCohortReclamation gave back quota that the victim's queue had borrowed.
+	InCohortReclamation EvictReason = "InCohortReclamation"
+	// InCohortFairSharing made shares more even.
+	InCohortFairSharing EvictReason = "InCohortFairSharing"
+	// InCohortReclaimWhileBorrowing made room for a workload that borrows
+	// itself.
+	InCohortReclaimWhileBorrowing EvictReason = "InCohortReclaimWhileBorrowing"
+	// ClusterQueueStopped follows a ClusterQueue's stopPolicy.
+	ClusterQueueStopped EvictReason = "ClusterQueueStopped"
+	// LocalQueueStopped follows a LocalQueue's stopPolicy.
+	LocalQueueStopped EvictReason = "LocalQueueStopped"
+	// Deactivated follows Workload.Inactive.
+	Deactivated EvictReason = "Deactivated"
+)
+
+// Wait says that a workload was looked at and waits, and why. It is given when
+// the reason is new. A workload that waits because an equal one was refused
+// before it is not looked at and gets none: [Engine.Why] answers for all.
+type Wait struct {
+	ID  WorkloadID
+	Why Why
+}
+
+func (Admit) isDecision() {}
+func (Evict) isDecision() {}
+func (Wait) isDecision()  {}
