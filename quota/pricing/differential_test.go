@@ -1,0 +1,99 @@
+package pricing
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/dynamic-resource-allocation/structured"
+	"k8s.io/utils/ptr"
+	"pgregory.net/rapid"
+)
+
+type lister ClassMap
+
+func (l lister) List() ([]*resourceapi.DeviceClass, error) { return nil, nil }
+func (l lister) Get(name string) (*resourceapi.DeviceClass, error) {
+	if c := l[name]; c != nil {
+		return c, nil
+	}
+	return nil, fmt.Errorf("no class %q", name)
+}
+
+// allocate asks the scheduler's own allocator.
+func allocate(t *rapid.T, d *resourceapi.Device, c *resourceapi.DeviceClaim) *resourceapi.AllocationResult {
+	slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Spec: resourceapi.ResourceSliceSpec{
+		Driver: DriverName, NodeName: ptr.To("node-1"), Pool: resourceapi.ResourcePool{Name: "node-1", ResourceSliceCount: 1}, Devices: []resourceapi.Device{*d},
+	}}
+	state := structured.AllocatedState{AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](), AggregatedCapacity: structured.NewConsumedCapacityCollection()}
+	a, err := structured.NewAllocator(context.Background(), structured.Features{ConsumableCapacity: true, FractionalCapacityRange: true},
+		state, lister(stockClasses()), []*resourceapi.ResourceSlice{slice}, cel.NewCache(10, cel.Features{EnableConsumableCapacity: true}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
+	results, err := a.Allocate(context.Background(), node, []*resourceapi.ResourceClaim{{ObjectMeta: metav1.ObjectMeta{Name: "c"}, Spec: resourceapi.ResourceClaimSpec{Devices: *c}}})
+	if err != nil || len(results) == 0 {
+		return nil
+	}
+	return &results[0]
+}
+
+// policies draws a request policy that the API server would accept.
+func drawCapacity(t *rapid.T, label string) resourceapi.DeviceCapacity {
+	milli := func(n int64) resource.Quantity { return *resource.NewMilliQuantity(n, resource.DecimalSI) }
+	unit := rapid.SampledFrom([]int64{1000, 500, 1}).Draw(t, label+" unit")
+	switch rapid.IntRange(0, 2).Draw(t, label+" kind") {
+	case 0:
+		return resourceapi.DeviceCapacity{Value: milli(unit * rapid.Int64Range(1, 100).Draw(t, label+" value"))}
+	case 1:
+		min := rapid.Int64Range(0, 5).Draw(t, label+" min")
+		step := rapid.Int64Range(1, 5).Draw(t, label+" step")
+		steps := rapid.Int64Range(1, 12).Draw(t, label+" steps")
+		value := milli(unit * (min + step*steps))
+		r := &resourceapi.CapacityRequestPolicyRange{Min: ptr.To(milli(unit * min)), Step: ptr.To(milli(unit * step))}
+		if rapid.Bool().Draw(t, label+" has max") {
+			r.Max = ptr.To(milli(unit * (min + step*rapid.Int64Range(1, steps).Draw(t, label+" max"))))
+		}
+		return resourceapi.DeviceCapacity{Value: value, RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: ptr.To(milli(unit * min)), ValidRange: r}}
+	}
+	values := []resource.Quantity{milli(unit * 2), milli(unit * 5), milli(unit * 9)}
+	return resourceapi.DeviceCapacity{Value: milli(unit * 20), RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: ptr.To(values[rapid.IntRange(0, 2).Draw(t, label+" default")]), ValidValues: values}}
+}
+
+func TestRoundingIsTheAllocators(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		d := card("gpu-0", "1", "")
+		d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+			CapacityMemory: drawCapacity(t, "memory"),
+			CapacityCores:  drawCapacity(t, "cores"),
+		}
+		r := ask("gpu.sluice.dev", "", "", 1)
+		requests := map[resourceapi.QualifiedName]resource.Quantity{}
+		for _, key := range []resourceapi.QualifiedName{CapacityMemory, CapacityCores} {
+			if rapid.Bool().Draw(t, string(key)+" named") {
+				requests[key] = *resource.NewMilliQuantity(rapid.SampledFrom([]int64{1, 500, 1000}).Draw(t, "scale")*rapid.Int64Range(1, 110).Draw(t, "asked"), resource.DecimalSI)
+			}
+		}
+		r.Exactly.Capacity = &resourceapi.CapacityRequirements{Requests: requests}
+
+		result := allocate(t, d, claim(r))
+		got, err := NewFleet("f", stockClasses(), on("node-1", d), nil).Claim(context.Background(), claim(r))
+		if (result == nil) != (err != nil) {
+			t.Fatalf("allocator gives %v, price %v, error %v", result, got, err)
+		}
+		if result == nil {
+			return
+		}
+		want := Allocated(result, func(string, string) *resourceapi.Device { return d })
+		if got != want {
+			t.Fatalf("price %+v, the allocator consumes %+v", got, want)
+		}
+	})
+}

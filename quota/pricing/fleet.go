@@ -1,0 +1,117 @@
+package pricing
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/cel"
+)
+
+// DriverName is the DRA driver whose devices are budgeted.
+const DriverName = "gpu.sluice.dev"
+
+// Device is a published device of the driver and where it is.
+type Device struct {
+	Pool, Node string
+	*resourceapi.Device
+}
+
+// Name is the device for people: "node-2/gpu-5c2f1a90".
+func (d Device) Name() string { return d.Pool + "/" + d.Device.Name }
+
+func (d Device) shareable() bool {
+	return d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations
+}
+
+// Classes finds DeviceClasses.
+type Classes interface {
+	// Class returns the class of a name, nil if there is none.
+	Class(name string) *resourceapi.DeviceClass
+	// ForExtendedResource returns the class that serves an extended resource,
+	// nil if none does.
+	ForExtendedResource(name corev1.ResourceName) *resourceapi.DeviceClass
+}
+
+// ClassMap is a [Classes] over a fixed set, by name.
+type ClassMap map[string]*resourceapi.DeviceClass
+
+// Class implements [Classes].
+func (m ClassMap) Class(name string) *resourceapi.DeviceClass { return m[name] }
+
+// ForExtendedResource implements [Classes] with the scheduler's order of
+// preference: the implicit name of a class, then the newest class, then the
+// first by name.
+func (m ClassMap) ForExtendedResource(name corev1.ResourceName) *resourceapi.DeviceClass {
+	if class, ok := strings.CutPrefix(string(name), resourceapi.ResourceDeviceClassPrefix); ok {
+		return m[class]
+	}
+	var best *resourceapi.DeviceClass
+	for _, c := range m {
+		if c.Spec.ExtendedResourceName == nil || *c.Spec.ExtendedResourceName != string(name) {
+			continue
+		}
+		if best == nil || newer(c, best) {
+			best = c
+		}
+	}
+	return best
+}
+
+func newer(a, b *resourceapi.DeviceClass) bool {
+	if order := a.CreationTimestamp.Compare(b.CreationTimestamp.Time); order != 0 {
+		return order > 0
+	}
+	return a.Name < b.Name
+}
+
+// Fleet is the devices of one flavor: those of the nodes that its labels
+// select. It is read-only once made and may be used by several goroutines.
+type Fleet struct {
+	name    string
+	classes Classes
+	devices []Device
+	cel     *cel.Cache
+}
+
+// NewFleet makes the fleet of a flavor. everywhere are the driver's devices in
+// the whole cluster, from complete pools of the newest generation; a device is
+// in the fleet if in says so of its node.
+func NewFleet(flavor string, classes Classes, everywhere []Device, in func(node string) bool) *Fleet {
+	f := &Fleet{name: flavor, classes: classes, cel: selectors}
+	for _, d := range everywhere {
+		if in == nil || in(d.Node) {
+			f.devices = append(f.devices, d)
+		}
+	}
+	slices.SortStableFunc(f.devices, func(a, b Device) int { return cmp.Compare(a.Node, b.Node) })
+	return f
+}
+
+// selectors caches compiled CEL for all fleets; expressions are few and their
+// compilation is the dearest part of a price.
+var selectors = cel.NewCache(256, cel.Features{EnableConsumableCapacity: true})
+
+// Empty says that the flavor has no device at this moment.
+func (f *Fleet) Empty() bool { return len(f.devices) == 0 }
+
+// Impossible says that no device of a fleet could serve a request even if all
+// of them were free.
+type Impossible struct {
+	// Request is the name of the request in its claim.
+	Request string
+	// Flavor is the fleet's name.
+	Flavor string
+	// Detail is what was asked and what was found, as one phrase.
+	Detail string
+}
+
+func (e *Impossible) Error() string {
+	if e.Flavor == "" {
+		return fmt.Sprintf("request %q: %s", e.Request, e.Detail)
+	}
+	return fmt.Sprintf("request %q on flavor %q: %s", e.Request, e.Flavor, e.Detail)
+}
