@@ -1,0 +1,192 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apivalidation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	kjson "sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
+)
+
+// MinShareMi is the smallest part of a card that is ever given out.
+const MinShareMi = 256
+
+// Default offers every card in mode dynamic.
+func Default() *DriverConfiguration {
+	c := &DriverConfiguration{}
+	setDefaults(c)
+	return c
+}
+
+// Load reads and checks a file. An empty name is the default configuration.
+func Load(name string) (*DriverConfiguration, error) {
+	if name == "" {
+		return Default(), nil
+	}
+	data, err := os.ReadFile(name)
+	if err != nil {
+		return nil, fmt.Errorf("driver configuration: %w", err)
+	}
+	c, err := Decode(data)
+	if err != nil {
+		return nil, fmt.Errorf("driver configuration %s: %w", name, err)
+	}
+	return c, nil
+}
+
+// Decode parses YAML or JSON. Unknown and repeated fields are errors: a
+// misspelt field would silently offer cards in another way than was meant.
+// The result has defaults filled in and is valid.
+func Decode(data []byte) (*DriverConfiguration, error) {
+	var meta metav1.TypeMeta
+	if err := yaml.Unmarshal(data, &meta); err != nil {
+		return nil, err
+	}
+	if meta.APIVersion != GroupVersion || meta.Kind != Kind {
+		return nil, fmt.Errorf("is apiVersion %q kind %q, must be apiVersion %q kind %q", meta.APIVersion, meta.Kind, GroupVersion, Kind)
+	}
+	js, err := yaml.YAMLToJSONStrict(data)
+	if err != nil {
+		return nil, err
+	}
+	c := &DriverConfiguration{}
+	unknown, err := kjson.UnmarshalStrict(js, c)
+	if err := errors.Join(append(unknown, err)...); err != nil {
+		return nil, err
+	}
+	setDefaults(c)
+	if errs := Validate(c); len(errs) > 0 {
+		return nil, errs.ToAggregate()
+	}
+	return c, nil
+}
+
+func setDefaults(c *DriverConfiguration) {
+	c.APIVersion, c.Kind = GroupVersion, Kind
+	if len(c.NodeGroups) == 0 {
+		c.NodeGroups = []NodeGroup{{Name: "default"}}
+	}
+	for i := range c.NodeGroups {
+		g := &c.NodeGroups[i]
+		if g.Mode == "" {
+			g.Mode = Dynamic
+		}
+		if g.Mode == Fixed && g.Memory == "" {
+			g.Memory = Auto
+		}
+	}
+}
+
+// Validate checks what can be known without cards. Every error carries the
+// path of its field.
+func Validate(c *DriverConfiguration) field.ErrorList {
+	var errs field.ErrorList
+	names := map[string]bool{}
+	for i, g := range c.NodeGroups {
+		at := field.NewPath("nodeGroups").Index(i)
+		switch {
+		case g.Name == "":
+			errs = append(errs, field.Required(at.Child("name"), "messages and metrics name the group"))
+		case names[g.Name]:
+			errs = append(errs, field.Duplicate(at.Child("name"), g.Name))
+		}
+		names[g.Name] = true
+		errs = append(errs, validateNodeSelector(g.NodeSelector, at.Child("nodeSelector"))...)
+		if s := g.DeviceSelector; s != nil {
+			errs = append(errs, validateDeviceSelector(*s, at.Child("deviceSelector"))...)
+		}
+		if g.Cores < 0 || g.Cores > 100 {
+			errs = append(errs, field.Invalid(at.Child("cores"), g.Cores, "is a percentage of one card, 0 to 100"))
+		}
+		switch g.Mode {
+		case Dynamic:
+			errs = append(errs, validateDynamic(g, at)...)
+		case Fixed:
+			errs = append(errs, validateFixed(g, at)...)
+		default:
+			errs = append(errs, field.NotSupported(at.Child("mode"), g.Mode, []Mode{Dynamic, Fixed}))
+		}
+	}
+	return errs
+}
+
+func validateNodeSelector(selector map[string]string, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	keys := make([]string, 0, len(selector))
+	for k := range selector {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	for _, k := range keys {
+		one := map[string]string{k: selector[k]}
+		errs = append(errs, apivalidation.ValidateLabelName(k, at)...)
+		if _, err := metav1.LabelSelectorAsSelector(&metav1.LabelSelector{MatchLabels: one}); err != nil {
+			errs = append(errs, field.Invalid(at.Key(k), selector[k], err.Error()))
+		}
+	}
+	return errs
+}
+
+func validateDeviceSelector(s DeviceSelector, at *field.Path) field.ErrorList {
+	if s.Product == "" {
+		return field.ErrorList{field.Required(at.Child("product"), `an empty selector would match nothing in particular; leave deviceSelector out to take all cards`)}
+	}
+	if _, err := path.Match(s.Product, ""); err != nil {
+		return field.ErrorList{field.Invalid(at.Child("product"), s.Product, "is not a well-formed glob")}
+	}
+	return nil
+}
+
+func validateDynamic(g NodeGroup, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if g.Slices != 0 {
+		errs = append(errs, field.Invalid(at.Child("slices"), g.Slices, "belongs to mode fixed; in mode dynamic each claim names its size"))
+	}
+	if g.Memory != "" {
+		errs = append(errs, field.Invalid(at.Child("memory"), g.Memory, "belongs to mode fixed; in mode dynamic each claim names its size"))
+	}
+	return errs
+}
+
+func validateFixed(g NodeGroup, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if g.Slices < 1 {
+		errs = append(errs, field.Invalid(at.Child("slices"), g.Slices, "mode fixed needs the number of slices per card, 1 or more"))
+	}
+	if g.Memory != Auto {
+		if _, err := parseMi(g.Memory); err != nil {
+			errs = append(errs, field.Invalid(at.Child("memory"), g.Memory, err.Error()))
+		}
+	}
+	if g.Slices > 0 && g.Cores > 0 && g.Slices*g.Cores > 100 {
+		errs = append(errs, field.Invalid(at.Child("cores"), g.Cores,
+			fmt.Sprintf("%d slices with %d percent each make %d percent of a card; the largest guarantee is %d, and 0 lets every slice use idle time",
+				g.Slices, g.Cores, g.Slices*g.Cores, 100/g.Slices)))
+	}
+	return errs
+}
+
+// parseMi reads a quantity that is a whole number of Mi, at least MinShareMi.
+func parseMi(s string) (int64, error) {
+	q, err := resource.ParseQuantity(s)
+	if err != nil {
+		return 0, fmt.Errorf(`must be "auto" or a quantity such as 20000Mi or 20Gi`)
+	}
+	v := q.Value()
+	const mi = 1 << 20
+	switch {
+	case strings.HasPrefix(s, "-") || v < MinShareMi*mi:
+		return 0, fmt.Errorf("must be at least %dMi", MinShareMi)
+	case v%mi != 0:
+		return 0, fmt.Errorf("must be a whole number of Mi; the next smaller one is %dMi", v/mi)
+	}
+	return v / mi, nil
+}

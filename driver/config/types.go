@@ -1,0 +1,92 @@
+// Package config is the node configuration of the driver: which cards are
+// offered how. It decodes strictly, fills in defaults, and refuses what does
+// not make sense by itself with the path of the field and the reason. What
+// only the cards can tell (do the slices fit?) is checked by package
+// slicing, which is given both.
+//
+// The same file goes to every node of a cluster; node groups pick what
+// applies to one.
+package config
+
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+// GroupVersion and Kind of the configuration file.
+const (
+	GroupVersion = "gpu.sluice.dev/v1alpha1"
+	Kind         = "DriverConfiguration"
+)
+
+// DriverConfiguration says how the cards of a cluster are offered.
+type DriverConfiguration struct {
+	metav1.TypeMeta `json:",inline"`
+
+	// NodeGroups are tried in order: a card belongs to the first group whose
+	// nodeSelector matches its node and whose deviceSelector matches the
+	// card. A card that no group wants is not offered. Without any group all
+	// cards are offered in mode dynamic.
+	NodeGroups []NodeGroup `json:"nodeGroups,omitempty"`
+}
+
+// NodeGroup offers the cards of some nodes in one way.
+type NodeGroup struct {
+	// Name identifies the group in messages. Unique, not empty.
+	Name string `json:"name"`
+
+	// NodeSelector are labels a node must carry, all of them. Empty: every
+	// node.
+	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
+
+	// DeviceSelector picks among the cards of such a node. Absent: all.
+	DeviceSelector *DeviceSelector `json:"deviceSelector,omitempty"`
+
+	// Mode is dynamic or fixed. Default dynamic.
+	Mode Mode `json:"mode,omitempty"`
+
+	// Slices is the number of equal parts a card is cut into. Required in
+	// mode fixed, refused otherwise.
+	Slices int64 `json:"slices,omitempty"`
+
+	// Memory is the size of one slice in mode fixed: a quantity of whole Mi,
+	// or "auto" for usable memory / slices. Default auto.
+	Memory string `json:"memory,omitempty"`
+
+	// Cores is the percentage of a card's time that is guaranteed to a claim
+	// which names none. 0, the default, guarantees nothing and lets a share
+	// use whatever is idle.
+	Cores int64 `json:"cores,omitempty"`
+}
+
+// DeviceSelector matches cards.
+type DeviceSelector struct {
+	// Product is a glob ("*", "?", "[a-c]") over the whole product name as
+	// the driver reports it, for example "NVIDIA A100*".
+	Product string `json:"product,omitempty"`
+}
+
+// Mode is how the cards of a group are cut.
+type Mode string
+
+const (
+	// Dynamic cuts a card at allocation into the sizes that claims name; a
+	// claim that names none gets the card.
+	Dynamic Mode = "dynamic"
+	// Fixed cuts every card into equal slices; a claim that names no size
+	// gets one slice.
+	Fixed Mode = "fixed"
+)
+
+// Auto is the Memory value that divides a card's usable memory evenly.
+const Auto = "auto"
+
+// SliceMi returns the slice size in Mi, 0 for auto. It must be called on a
+// validated group.
+func (g NodeGroup) SliceMi() int64 {
+	if g.Memory == Auto {
+		return 0
+	}
+	n, err := parseMi(g.Memory)
+	if err != nil {
+		return 0
+	}
+	return n
+}

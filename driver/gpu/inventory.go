@@ -1,0 +1,156 @@
+package gpu
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/NVIDIA/nvidia-container-toolkit/pkg/lookup"
+)
+
+// Inventory is the result of one look at the node.
+type Inventory struct {
+	// GPUs are the readable cards in PCI order.
+	GPUs []GPU
+	// Missing has one sentence for each card that NVML counts but cannot
+	// read, for example one that fell off the bus.
+	Missing []string
+}
+
+// ErrUnavailable is matched by errors that mean "no card can be read now":
+// no driver library, driver not loaded, library and kernel module of
+// different versions. It is a state of the node to be reported and tried
+// again, not a fault of the program.
+var ErrUnavailable = errors.New("GPU driver unavailable")
+
+// Source looks at the cards of the node.
+type Source interface {
+	// Scan returns what is there now. The error matches ErrUnavailable when
+	// there is nothing to look at.
+	Scan() (Inventory, error)
+}
+
+// Scanner is the Source over NVML. It keeps the library open while it works,
+// and opens it anew after it failed, so that a driver installed or reloaded
+// later is found without a restart. Not safe for concurrent use.
+type Scanner struct {
+	// Open returns the library to use, not yet initialised.
+	Open func() (nvml.Interface, error)
+	// Sysfs is the root of sysfs.
+	Sysfs fs.ReadLinkFS
+
+	lib nvml.Interface
+}
+
+// NewScanner scans with the NVML library found below driverRoot (the folder
+// that holds the driver's files as this process sees them) and the sysfs
+// mounted at sysfsRoot.
+func NewScanner(driverRoot, sysfsRoot string) *Scanner {
+	return &Scanner{
+		Open:  func() (nvml.Interface, error) { return openNVML(driverRoot) },
+		Sysfs: os.DirFS(sysfsRoot).(fs.ReadLinkFS),
+	}
+}
+
+func openNVML(driverRoot string) (nvml.Interface, error) {
+	found, err := lookup.NewLibraryLocator(
+		lookup.WithLogger(quiet{}),
+		lookup.WithRoot(driverRoot),
+	).Locate("libnvidia-ml.so.1")
+	if err != nil || len(found) == 0 {
+		return nil, fmt.Errorf("no libnvidia-ml.so.1 below driver root %s: %w", driverRoot, ErrUnavailable)
+	}
+	return nvml.New(nvml.WithLibraryPath(found[0])), nil
+}
+
+// Library returns the initialised NVML library of the last successful scan,
+// nil before.
+func (s *Scanner) Library() nvml.Interface { return s.lib }
+
+// Scan implements Source.
+func (s *Scanner) Scan() (Inventory, error) {
+	if s.lib == nil {
+		lib, err := s.Open()
+		if err != nil {
+			return Inventory{}, err
+		}
+		if ret := lib.Init(); ret != nvml.SUCCESS {
+			return Inventory{}, fmt.Errorf("NVML does not start: %s: %w", describe(ret), ErrUnavailable)
+		}
+		s.lib = lib
+	}
+	inv, err := s.scan()
+	if err != nil {
+		s.Close()
+	}
+	return inv, err
+}
+
+// Close gives the library back. A later Scan opens it again.
+func (s *Scanner) Close() {
+	if s.lib != nil {
+		_ = s.lib.Shutdown()
+		s.lib = nil
+	}
+}
+
+func (s *Scanner) scan() (Inventory, error) {
+	count, ret := s.lib.DeviceGetCount()
+	if ret != nvml.SUCCESS {
+		return Inventory{}, fmt.Errorf("NVML does not count cards: %s: %w", describe(ret), ErrUnavailable)
+	}
+	r := reader{lib: s.lib, sysfs: s.Sysfs}
+	if err := r.versions(); err != nil {
+		return Inventory{}, err
+	}
+	var inv Inventory
+	var links []linked
+	for i := range count {
+		dev, ret := s.lib.DeviceGetHandleByIndex(i)
+		if ret != nvml.SUCCESS {
+			inv.Missing = append(inv.Missing, fmt.Sprintf("card %d of %d: no handle: %s", i, count, describe(ret)))
+			continue
+		}
+		g, err := r.card(i, dev)
+		if err != nil {
+			inv.Missing = append(inv.Missing, fmt.Sprintf("card %d of %d: %v", i, count, err))
+			continue
+		}
+		inv.GPUs = append(inv.GPUs, g)
+		links = append(links, r.links(g, dev))
+	}
+	setNVLinkDomains(inv.GPUs, links)
+	SortByPCI(inv.GPUs)
+	return inv, nil
+}
+
+// describe says an NVML result in words that do not depend on the library
+// being loaded.
+func describe(ret nvml.Return) string {
+	switch ret {
+	case nvml.ERROR_LIBRARY_NOT_FOUND:
+		return "library not found"
+	case nvml.ERROR_DRIVER_NOT_LOADED:
+		return "driver not loaded"
+	case nvml.ERROR_LIB_RM_VERSION_MISMATCH:
+		return "library and kernel module are of different versions"
+	case nvml.ERROR_GPU_IS_LOST:
+		return "card is lost (fell off the bus?)"
+	case nvml.ERROR_NO_PERMISSION:
+		return "no permission (is the container privileged?)"
+	default:
+		return fmt.Sprintf("NVML error %d", int32(ret))
+	}
+}
+
+// quiet drops the locator's remarks: a library that is not there is an
+// ordinary state here.
+type quiet struct{}
+
+func (quiet) Debugf(string, ...interface{})   {}
+func (quiet) Errorf(string, ...interface{})   {}
+func (quiet) Infof(string, ...interface{})    {}
+func (quiet) Warningf(string, ...interface{}) {}
+func (quiet) Tracef(string, ...interface{})   {}

@@ -1,0 +1,116 @@
+// Package limit is the enforcement by Sluice's own limiter: it brings the
+// limiter's libraries from the driver's image to the host and makes the files
+// that tell it what a share may use. It decides nothing about who gets what.
+package limit
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/sluice-gpu/sluice/cdi"
+	"github.com/sluice-gpu/sluice/driver/state"
+	"github.com/sluice-gpu/sluice/hook/account"
+)
+
+// Limiter makes the files of limited shares.
+type Limiter struct {
+	libraries cdi.Limiter
+}
+
+// Sources are the limiter's files in this program's image.
+type Sources struct {
+	// CUDA stands in for libcuda. Required.
+	CUDA string
+	// NVML stands in for libnvidia-ml. Empty: none.
+	NVML string
+	// Guard is preloaded into the programs of limited containers. Empty: none.
+	Guard string
+}
+
+// Install copies the libraries below hostDir, a folder that has the same path
+// on the host, and returns the limiter that uses them.
+func Install(from Sources, hostDir string) (*Limiter, error) {
+	l := &Limiter{}
+	for _, f := range []struct {
+		src string
+		dst *string
+	}{{from.CUDA, &l.libraries.CUDA}, {from.NVML, &l.libraries.NVML}, {from.Guard, &l.libraries.Guard}} {
+		if f.src == "" {
+			continue
+		}
+		at, err := InstallFile(f.src, hostDir)
+		if err != nil {
+			return nil, err
+		}
+		*f.dst = at
+	}
+	if l.libraries.CUDA == "" {
+		return nil, errors.New("the limiter needs a library to stand in for libcuda")
+	}
+	if l.libraries.Guard != "" {
+		preload, err := installBytes([]byte(cdi.Guard+"\n"), "ld.so.preload", hostDir, 0o644)
+		if err != nil {
+			return nil, err
+		}
+		l.libraries.Preload = preload
+	}
+	return l, nil
+}
+
+// InstallFile copies a file to <hostDir>/<hash of its content>/<its name> and
+// returns that path. Running containers have earlier versions mapped, so a
+// version is never written over: another content is another path.
+func InstallFile(src, hostDir string) (string, error) {
+	b, err := os.ReadFile(src)
+	if err != nil {
+		return "", err
+	}
+	return installBytes(b, filepath.Base(src), hostDir, 0o755)
+}
+
+func installBytes(b []byte, name, hostDir string, mode os.FileMode) (string, error) {
+	h := sha256.Sum256(b)
+	dir := filepath.Join(hostDir, hex.EncodeToString(h[:8]))
+	at := filepath.Join(dir, name)
+	if have, err := os.ReadFile(at); err == nil && sha256.Sum256(have) == h {
+		return at, nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	if err := state.WriteFile(at, b, mode); err != nil {
+		return "", err
+	}
+	return at, nil
+}
+
+// Libraries are the limiter's files on the host.
+func (l *Limiter) Libraries() cdi.Limiter { return l.libraries }
+
+// Files makes the limit, grant and account of a share in dir. Calling it
+// again for the same share leaves files that are there alone: a container may
+// have them mounted.
+func (l *Limiter) Files(dir string, s state.Share) error {
+	if len(s.Cards) != 1 {
+		return fmt.Errorf("share of %s opens %d cards, a limit is for one", s.Device, len(s.Cards))
+	}
+	card, err := account.ParseUUID(s.Cards[0])
+	if err != nil {
+		return err
+	}
+	lim := account.Limit{Card: card, Whole: s.Whole, CorePercent: uint32(s.Cores)}
+	if !s.Whole {
+		lim.Memory = uint64(s.MemoryMi) << 20
+	}
+	const all = 1_000_000
+	grant := account.Grant{CoreRate: all, BusyFactor: all}
+	if s.Cores > 0 {
+		lim.CorePolicy = account.CoresBurst
+		grant.CoreRate = uint32(s.Cores) * (all / 100)
+	}
+	return account.Create(dir, lim, grant)
+}

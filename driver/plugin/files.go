@@ -1,0 +1,203 @@
+package plugin
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"k8s.io/apimachinery/pkg/types"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/sluice-gpu/sluice/cdi"
+	"github.com/sluice-gpu/sluice/driver"
+	"github.com/sluice-gpu/sluice/driver/state"
+)
+
+// Edits tells what containers need to use the driver and a card.
+type Edits interface {
+	// Common are the edits for the driver's files.
+	Common() (specs.ContainerEdits, error)
+	// Card are the edits that open the card with the UUID.
+	Card(uuid string) (specs.ContainerEdits, error)
+}
+
+// Enforcement holds shares to what they were given.
+type Enforcement interface {
+	// Files makes the share's files in dir; calling it again changes nothing.
+	Files(dir string, s state.Share) error
+	// Libraries are the host's paths of what containers run.
+	Libraries() cdi.Limiter
+}
+
+// files are what a prepared claim has on the host: a folder with a folder a
+// share, and a CDI spec. They are made before the checkpoint says so and
+// removed before it forgets; what belongs to no claim of the checkpoint is
+// therefore garbage of a process that died, and sweep removes it.
+type files struct {
+	sharesDir string // <plugin dir>/shares
+	cdiDir    string
+	metadata  string // the plugin helper's folder of device metadata
+	edits     Edits
+	enforce   Enforcement // nil: none
+}
+
+// recordName is the copy of a claim's checkpoint entry among its files, from
+// which the checkpoint is rebuilt if it is lost.
+const recordName = "claim.json"
+
+func (f *files) claimDir(uid types.UID) string { return filepath.Join(f.sharesDir, string(uid)) }
+func (f *files) specPath(uid types.UID) string {
+	return filepath.Join(f.cdiDir, cdi.FileName(string(uid)))
+}
+
+func deviceName(uid types.UID, s state.Share) string {
+	return cdi.DeviceName(string(uid), s.Device, string(s.ShareID))
+}
+
+// make writes a claim's files, leaving alone those of its shares that exist.
+// On an error some may be left, for the caller to remove.
+func (f *files) make(c state.Claim, boot string) error {
+	if err := os.MkdirAll(f.claimDir(c.UID), 0o755); err != nil {
+		return err
+	}
+	common, err := f.edits.Common()
+	if err != nil {
+		return err
+	}
+	var limiter *cdi.Limiter
+	var shares []cdi.Share
+	for _, s := range c.Shares {
+		out := cdi.Share{Name: deviceName(c.UID, s)}
+		for _, uuid := range s.Cards {
+			card, err := f.edits.Card(uuid)
+			if err != nil {
+				return fmt.Errorf("device %s: %w", s.Device, err)
+			}
+			out.Cards = append(out.Cards, card)
+		}
+		if s.Limited {
+			if f.enforce == nil {
+				return fmt.Errorf("device %s: the share was limited and this driver has no limiter", s.Device)
+			}
+			out.Files = filepath.Join(f.claimDir(c.UID), out.Name)
+			if err := f.enforce.Files(out.Files, s); err != nil {
+				return fmt.Errorf("device %s: %w", s.Device, err)
+			}
+			libs := f.enforce.Libraries()
+			limiter = &libs
+		}
+		shares = append(shares, out)
+	}
+	spec, err := cdi.Spec(common, shares, limiter)
+	if err != nil {
+		return err
+	}
+	b, err := json.Marshal(spec)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(f.cdiDir, 0o755); err != nil {
+		return err
+	}
+	if err := state.WriteFile(f.specPath(c.UID), b, 0o644); err != nil {
+		return err
+	}
+	record := state.New(boot)
+	record.Claims[c.UID] = c
+	if b, err = state.Encode(record); err != nil {
+		return err
+	}
+	return state.WriteFile(filepath.Join(f.claimDir(c.UID), recordName), b, 0o600)
+}
+
+// there tells whether all files of a prepared claim exist.
+func (f *files) there(c state.Claim) bool {
+	names := []string{f.specPath(c.UID)}
+	for _, s := range c.Shares {
+		if s.Limited {
+			dir := filepath.Join(f.claimDir(c.UID), deviceName(c.UID, s))
+			names = append(names, filepath.Join(dir, "limit"), filepath.Join(dir, "grant"), filepath.Join(dir, "account"))
+		}
+	}
+	for _, n := range names {
+		if _, err := os.Stat(n); err != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// remove takes a claim's files away; files that are not there are no error.
+func (f *files) remove(uid types.UID) error {
+	err := os.Remove(f.specPath(uid))
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return errors.Join(err, os.RemoveAll(f.claimDir(uid)))
+}
+
+// removeMetadata takes away the plugin helper's files of a claim for which
+// nobody will call Unprepare.
+func (f *files) removeMetadata(c state.Claim) error {
+	specs, err := filepath.Glob(filepath.Join(f.cdiDir, fmt.Sprintf("%s_metadata_%s_*.json", driver.Name, c.UID)))
+	for _, name := range specs {
+		err = errors.Join(err, os.Remove(name))
+	}
+	return errors.Join(err, os.RemoveAll(filepath.Join(f.metadata, c.Namespace+"_"+c.Name)))
+}
+
+// sweep removes files of claims that the checkpoint does not have and returns
+// the UIDs.
+func (f *files) sweep(cp *state.Checkpoint) ([]types.UID, error) {
+	found := map[types.UID]bool{}
+	entries, err := os.ReadDir(f.sharesDir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	for _, e := range entries {
+		found[types.UID(e.Name())] = true
+	}
+	entries, err = os.ReadDir(f.cdiDir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	for _, e := range entries {
+		if uid, ok := cdi.ClaimOf(e.Name()); ok {
+			found[types.UID(uid)] = true
+		}
+	}
+	var swept []types.UID
+	var errs []error
+	for uid := range found {
+		if _, ok := cp.Claims[uid]; ok {
+			continue
+		}
+		swept = append(swept, uid)
+		errs = append(errs, f.remove(uid))
+	}
+	return swept, errors.Join(errs...)
+}
+
+// rebuild makes a checkpoint from the records among the claims' files. Only
+// records of this boot count; the rest is swept later.
+func (f *files) rebuild(boot string) *state.Checkpoint {
+	cp := state.New(boot)
+	names, _ := filepath.Glob(filepath.Join(f.sharesDir, "*", recordName))
+	for _, name := range names {
+		b, err := os.ReadFile(name)
+		if err != nil {
+			continue
+		}
+		record, err := state.Decode(b)
+		if err != nil || record.BootID != boot {
+			continue
+		}
+		for uid, c := range record.Claims {
+			cp.Claims[uid] = c
+		}
+	}
+	return cp
+}

@@ -1,0 +1,78 @@
+package plugin
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/sluice-gpu/sluice/driver/slicing"
+	"github.com/sluice-gpu/sluice/driver/state"
+)
+
+// metrics are the driver's own; see docs/user/devices.md for their meaning.
+type metrics struct {
+	prepare   *prometheus.HistogramVec
+	scanFails prometheus.Counter
+	memory    *prometheus.GaugeVec
+	held      *prometheus.GaugeVec
+	claims    prometheus.Gauge
+}
+
+func newMetrics(r prometheus.Registerer) *metrics {
+	m := &metrics{
+		prepare: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "sluice_driver_prepare_seconds",
+			Help:    "Time to prepare the claims of one pod, by result.",
+			Buckets: prometheus.ExponentialBuckets(0.001, 2, 14),
+		}, []string{"result"}),
+		scanFails: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "sluice_driver_scan_failures_total",
+			Help: "Looks at the cards of the node that found something wrong.",
+		}),
+		memory: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "sluice_driver_device_memory_bytes",
+			Help: "Memory of the card that can be given out.",
+		}, []string{"device", "uuid", "product", "group"}),
+		held: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "sluice_driver_device_memory_held_bytes",
+			Help: "Memory of the card that prepared shares hold.",
+		}, []string{"device"}),
+		claims: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "sluice_driver_prepared_claims",
+			Help: "Claims that are prepared on this node.",
+		}),
+	}
+	if r != nil {
+		r.MustRegister(m.prepare, m.scanFails, m.memory, m.held, m.claims)
+	}
+	return m
+}
+
+func (m *metrics) prepared(start time.Time, err error) {
+	result := "ok"
+	if err != nil {
+		result = "refused"
+	}
+	m.prepare.WithLabelValues(result).Observe(time.Since(start).Seconds())
+}
+
+func (m *metrics) scanFailed() { m.scanFails.Inc() }
+
+func (m *metrics) cards(plan *slicing.Plan) {
+	m.memory.Reset()
+	for _, c := range plan.Cards {
+		m.memory.WithLabelValues(c.Device, c.UUID, c.ProductName, c.Group).Set(float64(c.MemoryMi << 20))
+	}
+}
+
+func (m *metrics) shares(cp *state.Checkpoint) {
+	m.held.Reset()
+	for _, c := range cp.Claims {
+		for _, s := range c.Shares {
+			if !s.Admin {
+				m.held.WithLabelValues(s.Device).Add(float64(s.MemoryMi << 20))
+			}
+		}
+	}
+	m.claims.Set(float64(len(cp.Claims)))
+}

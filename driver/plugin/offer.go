@@ -1,0 +1,154 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/klog/v2"
+
+	"github.com/sluice-gpu/sluice/driver/gpu"
+	"github.com/sluice-gpu/sluice/driver/slicing"
+)
+
+// offerLoop looks at the node again and again and publishes what changed.
+func (d *Driver) offerLoop(ctx context.Context) {
+	tick := time.NewTicker(d.cfg.ScanInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if err := d.look(ctx); err != nil {
+			d.complain(ctx, err)
+		}
+	}
+}
+
+// look scans the cards and makes the plan from them. The error is of a kind
+// that another look may not repeat; the last good plan stays.
+func (d *Driver) look(ctx context.Context) error {
+	labels, err := d.nodeLabels(ctx)
+	if err != nil {
+		return err
+	}
+	inv, err := d.cfg.Source.Scan()
+	switch {
+	case errors.Is(err, gpu.ErrUnavailable):
+		// A node without a driver is a node with nothing to offer.
+		d.complain(ctx, err)
+		inv = gpu.Inventory{}
+	case err != nil:
+		return err
+	case len(inv.Missing) == 0:
+		d.complained = ""
+	}
+	for _, m := range inv.Missing {
+		d.complain(ctx, errors.New(m))
+	}
+	plan, err := slicing.Make(inv.GPUs, labels, d.cfg.Configuration)
+	if err != nil {
+		return err
+	}
+	d.adopt(ctx, plan, inv)
+	return nil
+}
+
+// adopt makes the plan the current one and publishes it if it differs.
+func (d *Driver) adopt(ctx context.Context, plan *slicing.Plan, inv gpu.Inventory) {
+	log := klog.FromContext(ctx)
+	if !sameGPUs(d.inventory, inv) || d.plan() == nil {
+		if d.cfg.OnCards != nil {
+			d.cfg.OnCards()
+		}
+		d.inventory = inv
+		for _, c := range plan.Cards {
+			log.Info("Card offered", "device", c.Device, "uuid", c.UUID, "pci", c.PCIBusID, "product", c.ProductName,
+				"group", c.Group, "memoryMi", c.MemoryMi, "sliceMi", c.SliceMi, "unfit", c.Unfit)
+		}
+		for _, g := range plan.Unwanted {
+			log.Info("Card not offered: no node group selects it", "uuid", g.UUID, "pci", g.PCIBusID, "product", g.ProductName)
+		}
+	}
+	d.current.Store(plan)
+	d.health.update(plan, time.Now())
+	d.metrics.cards(plan)
+	d.publish(ctx, plan)
+}
+
+func sameGPUs(a, b gpu.Inventory) bool {
+	return slices.Equal(a.GPUs, b.GPUs) && slices.Equal(a.Missing, b.Missing)
+}
+
+// publish hands the slices to the helper's controller, which writes what
+// differs from the API server. Nothing is handed over twice.
+func (d *Driver) publish(ctx context.Context, plan *slicing.Plan) {
+	if d.helper == nil {
+		return
+	}
+	pool := plan.Slices()
+	if d.published != nil && apiequality.Semantic.DeepEqual(d.published, pool) {
+		return
+	}
+	resources := resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.cfg.NodeName: {Slices: pool}}}
+	if err := d.helper.PublishResources(ctx, resources); err != nil {
+		d.complain(ctx, fmt.Errorf("publishing: %w", err))
+		return
+	}
+	d.published = pool
+	klog.FromContext(ctx).Info("Published", "pool", d.cfg.NodeName, "cards", len(plan.Cards), "slices", len(pool))
+}
+
+// nodeLabels reads the node's labels, from the API server every now and then.
+func (d *Driver) nodeLabels(ctx context.Context) (map[string]string, error) {
+	if d.labels != nil && time.Since(d.labelsAt) < d.cfg.LabelInterval {
+		return d.labels, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	node, err := d.cfg.KubeClient.CoreV1().Nodes().Get(ctx, d.cfg.NodeName, metav1.GetOptions{})
+	if err != nil {
+		if d.labels != nil {
+			return d.labels, nil // old labels are better than none
+		}
+		return nil, fmt.Errorf("reading the labels of node %s: %w", d.cfg.NodeName, err)
+	}
+	d.labels, d.labelsAt = node.Labels, time.Now()
+	if d.labels == nil {
+		d.labels = map[string]string{}
+	}
+	return d.labels, nil
+}
+
+// complain logs a condition of the node once, until another one comes.
+func (d *Driver) complain(ctx context.Context, err error) {
+	if text := err.Error(); text != d.complained {
+		d.complained = text
+		klog.FromContext(ctx).Error(err, "Cards cannot be offered as they should; trying again", "every", d.cfg.ScanInterval)
+	}
+	d.metrics.scanFailed()
+}
+
+// attributesOf are the published attributes by device name.
+func attributesOf(plan *slicing.Plan) map[string]map[string]resourceapi.DeviceAttribute {
+	out := map[string]map[string]resourceapi.DeviceAttribute{}
+	if plan == nil {
+		return out
+	}
+	for _, dev := range plan.Devices() {
+		m := map[string]resourceapi.DeviceAttribute{}
+		for k, v := range dev.Attributes {
+			m[string(k)] = v
+		}
+		out[dev.Name] = m
+	}
+	return out
+}

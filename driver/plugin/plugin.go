@@ -1,0 +1,238 @@
+// Package plugin is the driver as the kubelet and the API server see it. It
+// publishes what package slicing decided and prepares what the scheduler gave
+// out. It keeps no truth in memory between two calls of the kubelet: during a
+// rolling update two instances serve the same node, and either may be asked.
+//
+// What may go wrong on a node and what happens then is in docs/user/devices.md;
+// each row there has a test here.
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	metadatav1beta1 "k8s.io/dynamic-resource-allocation/api/metadata/v1beta1"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/klog/v2"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/sluice-gpu/sluice/cdi"
+	"github.com/sluice-gpu/sluice/driver"
+	"github.com/sluice-gpu/sluice/driver/config"
+	"github.com/sluice-gpu/sluice/driver/gpu"
+	"github.com/sluice-gpu/sluice/driver/slicing"
+	"github.com/sluice-gpu/sluice/driver/state"
+)
+
+// Config is what a driver instance is made of. All fields without a remark
+// are required.
+type Config struct {
+	NodeName string
+	// PodUID tells instances of a rolling update apart. Empty: there is one.
+	PodUID     types.UID
+	KubeClient kubernetes.Interface
+
+	// PluginDir is the driver's own folder, at the same path on the host.
+	PluginDir string
+	// RegistryDir is where the kubelet looks for plugins.
+	RegistryDir string
+	// CDIDir is a folder of the container runtime's CDI search path.
+	CDIDir string
+	// BootIDFile holds the kernel's boot id.
+	BootIDFile string
+
+	Configuration *config.DriverConfiguration
+	Source        gpu.Source
+	Edits         Edits
+	// Enforcement holds shares to their size. Nil: nothing does.
+	Enforcement Enforcement
+	// OnCards is called when the cards or the driver's version changed, before
+	// anything is published. Nil: nobody is.
+	OnCards func()
+	// Registerer takes the metrics. Nil: nobody does.
+	Registerer prometheus.Registerer
+
+	// ScanInterval is the time between two looks at the cards. Default 2 s.
+	ScanInterval time.Duration
+	// LabelInterval is the time between two looks at the node's labels.
+	// Default 30 s.
+	LabelInterval time.Duration
+	// ReconcileInterval is the time between two comparisons of what is
+	// prepared with the API server. Default 3 min.
+	ReconcileInterval time.Duration
+}
+
+func (c *Config) setDefaults() {
+	for _, d := range []struct {
+		field *time.Duration
+		value time.Duration
+	}{{&c.ScanInterval, 2 * time.Second}, {&c.LabelInterval, 30 * time.Second}, {&c.ReconcileInterval, 3 * time.Minute}} {
+		if *d.field <= 0 {
+			*d.field = d.value
+		}
+	}
+}
+
+// Driver is one instance on one node.
+type Driver struct {
+	cfg     Config
+	store   *state.Store
+	files   *files
+	health  *health
+	metrics *metrics
+
+	current    atomic.Pointer[slicing.Plan]
+	registered atomic.Bool
+	fatal      context.CancelCauseFunc
+
+	// The rest belongs to the goroutine that looks at the cards.
+	helper     *kubeletplugin.Helper
+	inventory  gpu.Inventory
+	published  []resourceslice.Slice
+	labels     map[string]string
+	labelsAt   time.Time
+	complained string
+}
+
+// New prepares an instance without starting it.
+func New(cfg Config) *Driver {
+	cfg.setDefaults()
+	d := &Driver{cfg: cfg, health: newHealth(cfg.NodeName), metrics: newMetrics(cfg.Registerer)}
+	d.files = &files{
+		sharesDir: filepath.Join(cfg.PluginDir, "shares"),
+		cdiDir:    cfg.CDIDir,
+		metadata:  filepath.Join(cfg.PluginDir, "dra-device-metadata"),
+		edits:     cfg.Edits,
+		enforce:   cfg.Enforcement,
+	}
+	d.store = &state.Store{Dir: cfg.PluginDir, BootIDFile: cfg.BootIDFile, Rebuild: d.files.rebuild}
+	return d
+}
+
+// Run serves until ctx ends, and returns nil then. An error means that going
+// on makes no sense: the configuration does not fit the cards, or the cluster
+// cannot do what the driver is for.
+func (d *Driver) Run(ctx context.Context) error {
+	ctx, d.fatal = context.WithCancelCause(ctx)
+	defer d.fatal(nil)
+	log := klog.FromContext(ctx)
+
+	if err := os.MkdirAll(d.cfg.PluginDir, 0o750); err != nil {
+		return err
+	}
+	d.store.Report = func(f state.Finding) { reportFinding(log, f) }
+	if err := d.recover(ctx); err != nil {
+		return err
+	}
+	if err := d.look(ctx); err != nil {
+		var size *slicing.SizeError
+		if errors.As(err, &size) {
+			return err
+		}
+		d.complain(ctx, err)
+	}
+	helper, err := kubeletplugin.Start(ctx, d,
+		kubeletplugin.DriverName(driver.Name),
+		kubeletplugin.KubeClient(d.cfg.KubeClient),
+		kubeletplugin.NodeName(d.cfg.NodeName),
+		kubeletplugin.PluginDataDirectoryPath(d.cfg.PluginDir),
+		kubeletplugin.RegistrarDirectoryPath(d.cfg.RegistryDir),
+		kubeletplugin.RollingUpdate(d.cfg.PodUID),
+		// The checkpoint's own lock is narrower than the helper's, which
+		// would also hold calls that wait for the API server.
+		kubeletplugin.Serialize(false),
+		kubeletplugin.EnableDeviceMetadata(true, []schema.GroupVersion{metadatav1beta1.SchemeGroupVersion}),
+		kubeletplugin.CDIDirectory(d.cfg.CDIDir),
+		kubeletplugin.GRPCInterceptor(d.watchRegistration),
+	)
+	if err != nil {
+		return fmt.Errorf("serving the kubelet: %w", err)
+	}
+	defer helper.Stop()
+	d.helper = helper
+	if plan := d.plan(); plan != nil {
+		d.publish(ctx, plan)
+	}
+	go d.reconcileLoop(ctx)
+	d.offerLoop(ctx)
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return nil
+}
+
+// plan is what the node offers now, nil before the first look.
+func (d *Driver) plan() *slicing.Plan { return d.current.Load() }
+
+// Ready tells whether pods can be served: the kubelet has registered the
+// plugin and the cards were looked at.
+func (d *Driver) Ready() error {
+	switch {
+	case !d.registered.Load():
+		return errors.New("the kubelet has not registered the plugin")
+	case d.plan() == nil:
+		return errors.New("the node's cards are not known yet")
+	}
+	return nil
+}
+
+// watchRegistration notes what the kubelet says about the registration.
+func (d *Driver) watchRegistration(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	if s, ok := req.(*registerapi.RegistrationStatus); ok {
+		d.registered.Store(s.PluginRegistered)
+		if !s.PluginRegistered {
+			klog.FromContext(ctx).Error(errors.New(s.Error), "The kubelet does not register the plugin")
+		}
+	}
+	return next(ctx, req)
+}
+
+// HandleError implements kubeletplugin.DRAPlugin.
+func (d *Driver) HandleError(ctx context.Context, err error, msg string) {
+	var dropped *resourceslice.DroppedFieldsError
+	switch {
+	case errors.As(err, &dropped):
+		// Without these fields a card would be published as if one claim took
+		// all of it, or as if it had no size. Nothing is better than that.
+		d.fatal(fmt.Errorf("the API server dropped fields of the ResourceSlice: Sluice needs Kubernetes 1.36 or newer with the feature gate %s on in the API server and the scheduler: %w",
+			gates(dropped), err))
+	case errors.Is(err, kubeletplugin.ErrRecoverable):
+		klog.FromContext(ctx).Error(err, msg)
+		if apierrors.IsInvalid(err) {
+			d.metrics.scanFailed()
+		}
+	default:
+		d.fatal(fmt.Errorf("%s: %w", msg, err))
+	}
+}
+
+func gates(err *resourceslice.DroppedFieldsError) string {
+	if names := err.DisabledFeatures(); len(names) > 0 {
+		return strings.Join(names, ", ")
+	}
+	return "DRAConsumableCapacity"
+}
+
+func reportFinding(log klog.Logger, f state.Finding) {
+	switch {
+	case f.Err != nil:
+		log.Error(f.Err, "Checkpoint set aside and rebuilt from the claims' own files", "aside", f.Aside, "claims", f.Claims)
+	case f.Rebooted && f.Claims > 0:
+		log.Info("The node was rebooted: what was prepared is void, the kubelet asks anew", "claims", f.Claims)
+	}
+}
+
+func cdiID(uid types.UID, s state.Share) string { return cdi.ID(deviceName(uid, s)) }

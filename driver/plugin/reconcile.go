@@ -1,0 +1,108 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/sluice-gpu/sluice/driver/state"
+)
+
+// recover brings files and checkpoint into step after a start: what a process
+// left that died half way, and what a reboot made untrue.
+func (d *Driver) recover(ctx context.Context) error {
+	return d.store.Update(func(cp *state.Checkpoint) error {
+		swept, err := d.files.sweep(cp)
+		for _, uid := range swept {
+			klog.FromContext(ctx).Info("Removed files of a claim that is not prepared", "uid", uid)
+		}
+		if err != nil {
+			return fmt.Errorf("sweeping: %w", err)
+		}
+		d.metrics.shares(cp)
+		return nil
+	})
+}
+
+// reconcileLoop releases claims whose Unprepare never came.
+func (d *Driver) reconcileLoop(ctx context.Context) {
+	gone := map[types.UID]state.Claim{}
+	for {
+		var err error
+		if gone, err = d.reconcile(ctx, gone); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Prepared claims cannot be compared with the API server; trying again", "every", d.cfg.ReconcileInterval)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(d.cfg.ReconcileInterval):
+		}
+	}
+}
+
+// reconcile asks the API server for every prepared claim. A claim that does
+// not exist, or is not allocated, and was so at the pass before (goneBefore),
+// is released. Once is not enough: the containers of a claim that was deleted
+// by force run on until the kubelet ends them, and the kubelet then calls
+// Unprepare itself. The result is for the next pass.
+func (d *Driver) reconcile(ctx context.Context, goneBefore map[types.UID]state.Claim) (map[types.UID]state.Claim, error) {
+	var prepared map[types.UID]state.Claim
+	if err := d.store.Update(func(cp *state.Checkpoint) error {
+		prepared = cp.Claims
+		return nil
+	}); err != nil {
+		return goneBefore, err
+	}
+	gone := map[types.UID]state.Claim{}
+	var errs []error
+	for uid, c := range prepared {
+		is, err := d.isGone(ctx, c)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if is {
+			gone[uid] = c
+		}
+	}
+	err := d.store.Update(func(cp *state.Checkpoint) error {
+		for uid, c := range gone {
+			before, twice := goneBefore[uid]
+			now, still := cp.Claims[uid]
+			// A claim that was prepared anew meanwhile is another one.
+			if !twice || !still || !reflect.DeepEqual(before, c) || !reflect.DeepEqual(now, c) {
+				continue
+			}
+			if err := errors.Join(d.files.remove(uid), d.files.removeMetadata(c)); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			delete(cp.Claims, uid)
+			delete(gone, uid)
+			klog.FromContext(ctx).Info("Released a claim that ended while nobody unprepared it", "claim", klog.KRef(c.Namespace, c.Name), "uid", uid)
+		}
+		d.metrics.shares(cp)
+		return nil
+	})
+	return gone, errors.Join(append(errs, err)...)
+}
+
+func (d *Driver) isGone(ctx context.Context, c state.Claim) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	claim, err := d.cfg.KubeClient.ResourceV1().ResourceClaims(c.Namespace).Get(ctx, c.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return true, nil
+	case err != nil:
+		return false, err
+	}
+	return claim.UID != c.UID || claim.Status.Allocation == nil, nil
+}

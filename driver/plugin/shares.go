@@ -1,0 +1,181 @@
+package plugin
+
+import (
+	"encoding/json"
+	"fmt"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
+
+	"github.com/sluice-gpu/sluice/driver"
+	"github.com/sluice-gpu/sluice/driver/config"
+	"github.com/sluice-gpu/sluice/driver/gpu"
+	"github.com/sluice-gpu/sluice/driver/slicing"
+	"github.com/sluice-gpu/sluice/driver/state"
+)
+
+// allocated returns the results of a claim that are this driver's.
+func allocated(claim *resourceapi.ResourceClaim) []resourceapi.DeviceRequestAllocationResult {
+	if claim.Status.Allocation == nil {
+		return nil
+	}
+	var out []resourceapi.DeviceRequestAllocationResult
+	for _, r := range claim.Status.Allocation.Devices.Results {
+		if r.Driver == driver.Name {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// sharesOf reads what a claim was given. It is the last line of defence: the
+// API server checks neither the sizes nor who may have admin access, so
+// everything that the node relies on is checked here.
+func sharesOf(claim *resourceapi.ResourceClaim, pool string, plan *slicing.Plan) ([]state.Share, error) {
+	if err := noParameters(claim); err != nil {
+		return nil, err
+	}
+	var shares []state.Share
+	for _, r := range allocated(claim) {
+		s, err := shareOf(r, pool, plan)
+		if err != nil {
+			return nil, fmt.Errorf("request %s, device %s/%s: %w", r.Request, r.Pool, r.Device, err)
+		}
+		shares = append(shares, s)
+	}
+	return shares, nil
+}
+
+func shareOf(r resourceapi.DeviceRequestAllocationResult, pool string, plan *slicing.Plan) (state.Share, error) {
+	s := state.Share{Request: r.Request, Pool: r.Pool, Device: r.Device, Admin: ptr.Deref(r.AdminAccess, false)}
+	if r.ShareID != nil {
+		s.ShareID = *r.ShareID
+	}
+	if r.Pool != pool {
+		return s, fmt.Errorf("this node's pool is %s", pool)
+	}
+	if r.Device == driver.MonitorDevice {
+		if !s.Admin {
+			return s, fmt.Errorf("the device opens every card of the node and is only for requests with adminAccess: true")
+		}
+		for _, c := range plan.Cards {
+			s.Cards = append(s.Cards, c.UUID)
+		}
+		if len(s.Cards) == 0 {
+			return s, fmt.Errorf("the node has no cards now")
+		}
+		return s, nil
+	}
+	card, ok := plan.Card(r.Device)
+	if !ok {
+		return s, fmt.Errorf("the node does not offer such a device now: it has %s", offered(plan))
+	}
+	s.Cards = []string{card.UUID}
+	if s.Admin {
+		return s, nil
+	}
+	if s.ShareID == "" {
+		return s, fmt.Errorf("the allocation has no shareID; the scheduler must have the feature DRAConsumableCapacity (on by default from Kubernetes 1.36)")
+	}
+	memory, err := consumed(r, driver.CapacityMemory)
+	if err != nil {
+		return s, err
+	}
+	if memory < gpu.Mi {
+		return s, fmt.Errorf("a share of %d bytes of memory is none: ask for %dMi to %dMi", memory, min(config.MinShareMi, card.MemoryMi), card.MemoryMi)
+	}
+	// The allocator rounds to whole Mi; what it did not round is not given.
+	s.MemoryMi = memory / gpu.Mi
+	if s.Cores, err = consumed(r, driver.CapacityCores); err != nil {
+		return s, err
+	}
+	if s.Cores < 0 || s.Cores > driver.AllCores {
+		return s, fmt.Errorf("%d cores: they are a percentage of one card", s.Cores)
+	}
+	s.Whole = card.Whole(s.MemoryMi)
+	return s, nil
+}
+
+func consumed(r resourceapi.DeviceRequestAllocationResult, name resourceapi.QualifiedName) (int64, error) {
+	q, ok := r.ConsumedCapacity[name]
+	if !ok {
+		return 0, fmt.Errorf("the allocation does not say how much %s it takes", name)
+	}
+	if q.Cmp(resource.Quantity{}) < 0 {
+		return 0, fmt.Errorf("the allocation takes %s of %s", q.String(), name)
+	}
+	return q.Value(), nil
+}
+
+// noParameters refuses parameters meant for this driver. There are none yet,
+// and a user who wrote some expects them to matter.
+func noParameters(claim *resourceapi.ResourceClaim) error {
+	if claim.Status.Allocation == nil {
+		return nil
+	}
+	for i, c := range claim.Status.Allocation.Devices.Config {
+		if c.Opaque == nil || c.Opaque.Driver != driver.Name {
+			continue
+		}
+		at := field.NewPath("status", "allocation", "devices", "config").Index(i).Child("opaque", "parameters")
+		var meta metav1.TypeMeta
+		if err := json.Unmarshal(c.Opaque.Parameters.Raw, &meta); err != nil {
+			return field.Invalid(at, string(c.Opaque.Parameters.Raw), "is not an object with apiVersion and kind")
+		}
+		return field.Invalid(at, meta.APIVersion+" "+meta.Kind,
+			fmt.Sprintf("%s (from the %s) takes no parameters in this version; size a share by capacity.requests", driver.Name, source(c.Source)))
+	}
+	return nil
+}
+
+func source(s resourceapi.AllocationConfigSource) string {
+	if s == resourceapi.AllocationConfigSourceClass {
+		return "device class"
+	}
+	return "claim"
+}
+
+// fits refuses what would overfill a card together with shares that are not
+// unprepared yet. The scheduler counts a share free once its claim is gone
+// from the API; on a node that was cut off, or after a forced deletion, its
+// containers may still run. The kubelet asks again, so waiting is enough.
+func fits(cp *state.Checkpoint, claim *resourceapi.ResourceClaim, shares []state.Share, plan *slicing.Plan) error {
+	type sum struct{ memory, cores int64 }
+	asked := map[string]sum{}
+	for _, s := range shares {
+		card, ok := plan.Card(s.Device)
+		if !ok || s.Admin {
+			continue
+		}
+		a := asked[s.Device]
+		a.memory += s.MemoryMi
+		a.cores += s.Cores
+		asked[s.Device] = a
+		memory, cores := cp.Held(s.Device, claim.UID)
+		if a.memory > card.MemoryMi || a.cores > driver.AllCores {
+			return fmt.Errorf("device %s: the claim takes %dMi and %d cores, the card has %dMi and %d", s.Device, a.memory, a.cores, card.MemoryMi, driver.AllCores)
+		}
+		if memory+a.memory > card.MemoryMi || cores+a.cores > driver.AllCores {
+			return fmt.Errorf("device %s: the claim takes %dMi and %d cores, but of %dMi and %d cores %dMi and %d are still held by %v, which ended in the API and not yet on this node; trying again until they are unprepared",
+				s.Device, a.memory, a.cores, card.MemoryMi, driver.AllCores, memory, cores, cp.Holders(s.Device, claim.UID))
+		}
+	}
+	return nil
+}
+
+func offered(plan *slicing.Plan) string {
+	if len(plan.Cards) == 0 {
+		return "none"
+	}
+	out := ""
+	for i, c := range plan.Cards {
+		if i > 0 {
+			out += ", "
+		}
+		out += c.Device
+	}
+	return out
+}

@@ -1,0 +1,191 @@
+// Package slicing decides what a node offers: cards and policy in, devices
+// out. It is pure. Same cards, labels and configuration give the same
+// devices, byte for byte, in whatever order the cards come; the kubelet
+// plugin relies on that to write ResourceSlices only when something changed.
+//
+// One card becomes one shareable device with two capacities, memory and
+// cores. A device's place in the list is the allocator's preference: it
+// takes the first that fits, so PCI order fills one card before it opens the
+// next.
+package slicing
+
+import (
+	"fmt"
+	"path"
+
+	"github.com/sluice-gpu/sluice/driver/config"
+	"github.com/sluice-gpu/sluice/driver/gpu"
+)
+
+// Card is a physical card and the way it is offered.
+type Card struct {
+	gpu.GPU
+
+	// Device is the name under which the card is published.
+	Device string
+	// Position is the card's place in PCI order on the node.
+	Position int
+	// Group is the name of the node group that offers it.
+	Group string
+	// MemoryMi is the memory that can be given out.
+	MemoryMi int64
+	// SliceMi is the size of each slice in mode fixed, 0 in mode dynamic.
+	SliceMi int64
+	// DefaultCores is the guarantee of a claim that names none.
+	DefaultCores int64
+	// Unfit says why nothing may be placed on the card, empty if all is well.
+	Unfit *Unfit
+}
+
+// Unfit is published as a taint: the card stays visible, with the reason, and
+// nothing is scheduled to it.
+type Unfit struct {
+	// Key is the taint's key below the driver's domain.
+	Key string
+	// Reason is one sentence for people.
+	Reason string
+}
+
+// Whole tells that a share of that much memory leaves nothing of the card
+// for anybody else.
+func (c Card) Whole(memoryMi int64) bool {
+	return memoryMi >= c.UsableMi()
+}
+
+// Plan is what one node offers.
+type Plan struct {
+	// Cards are in PCI order.
+	Cards []Card
+	// Unwanted are cards that no node group selects; they are not offered.
+	Unwanted []gpu.GPU
+
+	byDevice map[string]int
+}
+
+// Card finds an offered card by device name.
+func (p *Plan) Card(device string) (Card, bool) {
+	i, ok := p.byDevice[device]
+	if !ok {
+		return Card{}, false
+	}
+	return p.Cards[i], true
+}
+
+// Make applies the configuration to the cards of a node with the given
+// labels. It fails when a group's slices do not fit on a card it selects;
+// the error names the largest size that does.
+func Make(gpus []gpu.GPU, nodeLabels map[string]string, cfg *config.DriverConfiguration) (*Plan, error) {
+	gpus = append([]gpu.GPU(nil), gpus...)
+	gpu.SortByPCI(gpus)
+	names := deviceNames(gpus)
+
+	p := &Plan{byDevice: map[string]int{}}
+	for i, g := range gpus {
+		group, ok := groupOf(g, nodeLabels, cfg)
+		if !ok {
+			p.Unwanted = append(p.Unwanted, g)
+			continue
+		}
+		c := Card{GPU: g, Device: names[i], Position: i, Group: group.Name, DefaultCores: group.Cores}
+		if err := c.cut(group); err != nil {
+			return nil, err
+		}
+		p.byDevice[c.Device] = len(p.Cards)
+		p.Cards = append(p.Cards, c)
+	}
+	return p, nil
+}
+
+// cut sizes the card by its group.
+func (c *Card) cut(group config.NodeGroup) error {
+	usable := c.UsableMi()
+	switch {
+	case usable < config.MinShareMi:
+		c.Unfit = &Unfit{Key: "no-memory", Reason: fmt.Sprintf("the driver reports %dMi of usable memory", usable)}
+		c.MemoryMi = usable
+		return nil
+	case c.MIG:
+		c.Unfit = &Unfit{Key: "mig-mode", Reason: "the card is in MIG mode, in which it cannot be shared as a whole"}
+	}
+	if group.Mode != config.Fixed {
+		c.MemoryMi = usable
+		return nil
+	}
+	largest := usable / group.Slices
+	c.SliceMi = group.SliceMi()
+	if c.SliceMi == 0 {
+		c.SliceMi = largest
+	}
+	if c.SliceMi > largest || c.SliceMi < config.MinShareMi {
+		return &SizeError{Group: group.Name, Slices: group.Slices, SliceMi: c.SliceMi, Device: c.Device, Product: c.ProductName, UsableMi: usable}
+	}
+	c.MemoryMi = c.SliceMi * group.Slices
+	return nil
+}
+
+// SizeError says that a fixed group asks more of a card than it has.
+type SizeError struct {
+	Group    string
+	Slices   int64
+	SliceMi  int64
+	Device   string
+	Product  string
+	UsableMi int64
+}
+
+func (e *SizeError) Error() string {
+	largest := e.UsableMi / e.Slices
+	if largest < config.MinShareMi {
+		return fmt.Sprintf("node group %q asks for %d slices of card %s (%s), which has %dMi usable: %d slices of at least %dMi are the most that fit",
+			e.Group, e.Slices, e.Device, e.Product, e.UsableMi, e.UsableMi/config.MinShareMi, config.MinShareMi)
+	}
+	return fmt.Sprintf("node group %q asks for %d slices of %dMi, card %s (%s) has %dMi usable: the largest is memory: %dMi, or say memory: auto",
+		e.Group, e.Slices, e.SliceMi, e.Device, e.Product, e.UsableMi, largest)
+}
+
+// groupOf returns the first group that selects the card.
+func groupOf(g gpu.GPU, nodeLabels map[string]string, cfg *config.DriverConfiguration) (config.NodeGroup, bool) {
+	for _, group := range cfg.NodeGroups {
+		if matchesLabels(group.NodeSelector, nodeLabels) && matchesDevice(group.DeviceSelector, g) {
+			return group, true
+		}
+	}
+	return config.NodeGroup{}, false
+}
+
+func matchesLabels(selector, labels map[string]string) bool {
+	for k, v := range selector {
+		if have, ok := labels[k]; !ok || have != v {
+			return false
+		}
+	}
+	return true
+}
+
+func matchesDevice(s *config.DeviceSelector, g gpu.GPU) bool {
+	if s == nil {
+		return true
+	}
+	ok, err := path.Match(s.Product, g.ProductName)
+	return err == nil && ok
+}
+
+// deviceNames are made of the first eight digits of each UUID, never of the
+// order of enumeration: a name means the same card after reboots and drains.
+// Two cards of a node that agree in those digits (about one node in 10^8)
+// use all 32.
+func deviceNames(gpus []gpu.GPU) []string {
+	count := map[string]int{}
+	for _, g := range gpus {
+		count[g.HexID()[:8]]++
+	}
+	names := make([]string, len(gpus))
+	for i, g := range gpus {
+		id := g.HexID()
+		if count[id[:8]] == 1 {
+			id = id[:8]
+		}
+		names[i] = "gpu-" + id
+	}
+	return names
+}

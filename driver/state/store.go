@@ -1,0 +1,182 @@
+package state
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Store is the checkpoint on disk. Calls of any number of goroutines and
+// processes take turns.
+type Store struct {
+	// Dir is an existing folder that only this driver uses.
+	Dir string
+	// BootIDFile holds the kernel's boot id.
+	BootIDFile string
+	// Rebuild makes a checkpoint for the given boot from whatever else is
+	// known when the file cannot be used. Nil: an empty one.
+	Rebuild func(bootID string) *Checkpoint
+	// Report is told what was found at loading: a file set aside, claims of
+	// an earlier boot dropped. Nil: nobody is.
+	Report func(Finding)
+}
+
+// Finding is something an operator should know about the checkpoint.
+type Finding struct {
+	// Err is set when the file could not be used.
+	Err error
+	// Aside is where such a file was moved.
+	Aside string
+	// Rebooted is set when the file was written before the last boot.
+	Rebooted bool
+	// Claims is the number of claims rebuilt or dropped.
+	Claims int
+}
+
+const (
+	fileName = "checkpoint.json"
+	lockName = "checkpoint.lock"
+)
+
+// Path is the checkpoint's file name.
+func (s *Store) Path() string { return filepath.Join(s.Dir, fileName) }
+
+// BootID reads the current boot id.
+func (s *Store) BootID() (string, error) {
+	b, err := os.ReadFile(s.BootIDFile)
+	if err != nil {
+		return "", fmt.Errorf("boot id: %w", err)
+	}
+	id := strings.TrimSpace(string(b))
+	if id == "" {
+		return "", fmt.Errorf("boot id: %s is empty", s.BootIDFile)
+	}
+	return id, nil
+}
+
+// Update gives fn the checkpoint and saves what fn made of it, unless fn
+// fails. Nobody else has the checkpoint meanwhile, so that fn may also create
+// and remove the files that belong to claims.
+//
+// A process that dies inside fn leaves the old checkpoint. The order for fn is
+// therefore: to add a claim, make its files first; to drop one, remove its
+// files first. Files without a claim are garbage that the next start sweeps.
+func (s *Store) Update(fn func(*Checkpoint) error) error {
+	unlock, err := s.lock()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	c, saved, err := s.load()
+	if err != nil {
+		return err
+	}
+	if err := fn(c); err != nil {
+		return err
+	}
+	b, err := Encode(c)
+	if err != nil {
+		return err
+	}
+	if bytes.Equal(b, saved) {
+		return nil
+	}
+	return s.save(b)
+}
+
+func (s *Store) lock() (func(), error) {
+	f, err := os.OpenFile(filepath.Join(s.Dir, lockName), os.O_RDWR|os.O_CREATE|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("checkpoint lock: %w", err)
+	}
+	for {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("checkpoint lock: %w", err)
+	}
+	return func() { _ = f.Close() }, nil // closing unlocks
+}
+
+// load returns the checkpoint of this boot and the bytes on disk.
+func (s *Store) load() (*Checkpoint, []byte, error) {
+	boot, err := s.BootID()
+	if err != nil {
+		return nil, nil, err
+	}
+	b, err := os.ReadFile(s.Path())
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return New(boot), nil, nil
+	case err != nil:
+		return nil, nil, fmt.Errorf("checkpoint: %w", err)
+	}
+	c, err := Decode(b)
+	if err != nil {
+		c, err := s.setAside(boot, err)
+		return c, nil, err
+	}
+	if c.BootID != boot {
+		s.report(Finding{Rebooted: true, Claims: len(c.Claims)})
+		return New(boot), b, nil
+	}
+	return c, b, nil
+}
+
+// setAside keeps the unusable file for an inspection and goes on with what
+// can be rebuilt. Refusing to start would not repair it.
+func (s *Store) setAside(boot string, cause error) (*Checkpoint, error) {
+	aside := s.Path() + ".unusable-" + time.Now().UTC().Format("20060102T150405.000000000")
+	if err := os.Rename(s.Path(), aside); err != nil {
+		return nil, fmt.Errorf("%w; setting it aside: %w", cause, err)
+	}
+	c := New(boot)
+	if s.Rebuild != nil {
+		c = s.Rebuild(boot)
+	}
+	s.report(Finding{Err: cause, Aside: aside, Claims: len(c.Claims)})
+	return c, nil
+}
+
+// save replaces the file by rename. It does not force the bytes to the disk:
+// a crash of this process loses nothing of the page cache, and a crash of the
+// machine changes the boot id, which voids the content anyway.
+func (s *Store) save(b []byte) error {
+	return WriteFile(s.Path(), b, 0o600)
+}
+
+func (s *Store) report(f Finding) {
+	if s.Report != nil {
+		s.Report(f)
+	}
+}
+
+// WriteFile makes or replaces a file so that a reader sees the old content or
+// the new one, never a part.
+func WriteFile(name string, b []byte, perm os.FileMode) error {
+	tmp, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+".*")
+	if err != nil {
+		return err
+	}
+	_, err = tmp.Write(b)
+	err = errors.Join(err, tmp.Chmod(perm), tmp.Close())
+	if err == nil {
+		err = os.Rename(tmp.Name(), name)
+	}
+	if err != nil {
+		_ = os.Remove(tmp.Name())
+		return err
+	}
+	return nil
+}
