@@ -19,6 +19,10 @@ import (
 // the control plane's network namespace: use it with Command, Kubectl or Helm.
 func (c *Cluster) Kubeconfig() string { return c.path("admin.kubeconfig") }
 
+// NetworkNamespace is the path of the network namespace in which the Kubeconfig's address exists,
+// for programs that enter it themselves.
+func (c *Cluster) NetworkNamespace() string { return netnsPath(c.name, ControlPlane) }
+
 // RESTConfig is the administrator's client configuration. It works from any network namespace:
 // connections are made in the control plane's.
 func (c *Cluster) RESTConfig() (*rest.Config, error) {

@@ -36,14 +36,15 @@ func TestMain(m *testing.M) {
 func run(m *testing.M, keep bool) int {
 	ctx := context.Background()
 	var err error
-	bed, err = testbed.Start(ctx, testbed.Options{Name: "e2e", Reuse: keep, Log: os.Stderr})
+	options := testbed.Options{Name: "e2e", Reuse: keep, Log: os.Stderr}
+	bed, err = testbed.Start(ctx, options)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "scenarios: the cluster did not start:", err)
 		return 1
 	}
 	code := m.Run()
 	if !keep {
-		if err := bed.Stop(ctx); err != nil {
+		if err := testbed.Stop(ctx, options); err != nil {
 			fmt.Fprintln(os.Stderr, "scenarios: the cluster did not end cleanly:", err)
 			return 1
 		}

@@ -10,9 +10,6 @@ import (
 // DeviceClass is the class whose devices are cards and parts of cards.
 const DeviceClass = "gpu.sluice.dev"
 
-// ProbeImage is the image of cudaprobe, the program that scenarios run as a CUDA workload.
-const ProbeImage = "sluice.test/cudaprobe:test"
-
 // Capacity is what a claim asks of a card; an empty field is left out of the claim.
 type Capacity struct{ Memory, Cores string }
 
