@@ -1,6 +1,9 @@
 package engine
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // Decision is something for the caller to do. Decisions are in the order in
 // which the engine took them.
@@ -63,3 +66,56 @@ type Wait struct {
 func (Admit) isDecision() {}
 func (Evict) isDecision() {}
 func (Wait) isDecision()  {}
+
+func (d Admit) String() string {
+	s := "admit " + string(d.ID) + " to " + string(d.Assignment.Queue)
+	if p := d.Assignment.String(); p != "" {
+		s += ": " + p
+	}
+	if d.Assignment.Borrow > 0 {
+		s += fmt.Sprintf(", borrowing at height %d", d.Assignment.Borrow)
+	}
+	if d.Placement != nil && len(d.Placement.Pods) > 0 {
+		s += ", on " + d.Placement.String()
+	}
+	return s
+}
+
+func (d Evict) String() string {
+	s := "evict " + string(d.Victim) + ": " + string(d.Reason)
+	if d.For != "" {
+		s += " for " + string(d.For)
+	}
+	return s
+}
+
+func (d Wait) String() string {
+	return "wait " + string(d.ID) + ": " + string(d.Why.Reason) + ": " + d.Why.String()
+}
+
+// String names the flavors and what is charged of them: "main a100 4
+// nvidia.com/gpu".
+func (a Assignment) String() string {
+	var sets []string
+	for _, ps := range a.PodSets {
+		var parts []string
+		for _, r := range sortedResources(ps.Usage) {
+			parts = append(parts, fmt.Sprintf("%s %s of %s", FormatAmount(r, ps.Usage[r]), r, ps.Flavors[r]))
+		}
+		if len(parts) > 0 {
+			sets = append(sets, fmt.Sprintf("%s x%d %s", ps.Name, ps.Count, strings.Join(parts, " + ")))
+		}
+	}
+	return strings.Join(sets, "; ")
+}
+
+// String names the nodes in the order of the pods.
+func (p Placement) String() string {
+	var nodes []string
+	for i, pod := range p.Pods {
+		if i == 0 || pod.Node != p.Pods[i-1].Node {
+			nodes = append(nodes, pod.Node)
+		}
+	}
+	return strings.Join(nodes, ", ")
+}

@@ -1,61 +1,149 @@
 package engine
 
-import "time"
+import (
+	"sort"
+	"time"
+)
 
 // Engine holds the budgets, the queues and who uses what. Make it with [New].
 type Engine struct {
 	opts options
 	now  instant
+
+	flavors    map[FlavorName]FlavorSpec
+	namespaces map[string]map[string]string
+	cohorts    map[CohortName]*node
+	queues     map[QueueName]*queue
+	locals     map[LocalQueueName]*local
+	works      map[WorkloadID]*work
+	shapes     map[string]*shape
+
+	// trees are the roots; soiled nodes stand for trees to compute anew;
+	// unsettled and unseated follow from that.
+	trees     map[*tree]struct{}
+	soiled    map[*node]struct{}
+	unsettled []*queue
+	unseated  []*work
+
+	timers      timerHeap
+	roomWaiters map[*class]struct{}
+	suspects    []*work
+	drops       []WorkloadID
+
+	// touchedTrees are those for which Decide may find something to do.
+	touchedTrees []*tree
+	// version counts what changes usage within Decide.
+	version uint64
+	out     []Decision
+
+	// scratch
+	round     []*nomination
+	keyBuffer []byte
 }
 
 // New makes an empty engine.
 func New(opts ...Option) *Engine {
-	e := &Engine{opts: options{format: FormatAmount}}
+	e := &Engine{
+		opts:        options{format: FormatAmount},
+		flavors:     map[FlavorName]FlavorSpec{},
+		namespaces:  map[string]map[string]string{},
+		cohorts:     map[CohortName]*node{},
+		queues:      map[QueueName]*queue{},
+		locals:      map[LocalQueueName]*local{},
+		works:       map[WorkloadID]*work{},
+		shapes:      map[string]*shape{},
+		trees:       map[*tree]struct{}{},
+		soiled:      map[*node]struct{}{},
+		roomWaiters: map[*class]struct{}{},
+	}
 	for _, o := range opts {
 		o(&e.opts)
 	}
 	return e
 }
 
-// Apply takes in one fact. It decides nothing; its cost follows what the fact
-// changes.
-func (e *Engine) Apply(ev Event) {}
-
-// Decide admits and evicts until nothing more can be done, and returns what it
-// did, assumed already. A nil fit means that room is not in question. The result
-// is empty when nothing has changed since the last call.
-func (e *Engine) Decide(fit Fit) []Decision { return nil }
-
-// Why explains where a workload stands. An id that is not known gives the state
-// Unknown.
-func (e *Engine) Why(id WorkloadID) Why { return Why{ID: id, State: Unknown} }
-
-// Holding returns what a workload is charged, and whether it holds quota.
-func (e *Engine) Holding(id WorkloadID) (Assignment, bool) { return Assignment{}, false }
-
-// QueueStatus reports on a ClusterQueue, and whether it exists.
-func (e *Engine) QueueStatus(name QueueName) (QueueStatus, bool) { return QueueStatus{}, false }
-
-// CohortStatus reports on a Cohort, described or implicit, and whether there is
-// one of that name.
-func (e *Engine) CohortStatus(name CohortName) (CohortStatus, bool) { return CohortStatus{}, false }
-
-// Waiting lists a queue in its order, from offset, at most limit entries (all
-// for limit 0).
-func (e *Engine) Waiting(name QueueName, offset, limit int) []PendingItem { return nil }
+// Holding returns what a workload is charged, and whether it holds quota. A
+// workload that is being evicted does.
+func (e *Engine) Holding(id WorkloadID) (Assignment, bool) {
+	w, ok := e.works[id]
+	if !ok || w.hold == nil || w.hold.state == promised {
+		return Assignment{}, false
+	}
+	return w.hold.assignment.copy(), true
+}
 
 // NextTick is the earliest time at which a [Tick] may change a decision, and
 // whether there is one.
-func (e *Engine) NextTick() (time.Time, bool) { return time.Time{}, false }
+func (e *Engine) NextTick() (time.Time, bool) {
+	next := instant(0)
+	earlier := func(i instant) {
+		if i != 0 && (next == 0 || i < next) {
+			next = i
+		}
+	}
+	if len(e.timers) > 0 {
+		earlier(e.timers[0].notBefore)
+	}
+	earlier(e.nextUsageTick())
+	earlier(e.nextRoomTick())
+	return next.time(), next != 0
+}
 
-// String draws the tree with its usage, and the queues.
-func (e *Engine) String() string { return "" }
+// Waiting lists a queue in its order, from offset, at most limit entries (all
+// for limit 0).
+func (e *Engine) Waiting(name QueueName, offset, limit int) []PendingItem {
+	q, ok := e.queues[name]
+	if !ok {
+		return nil
+	}
+	e.settle()
+	all := e.waiting(q)
+	inLocal := map[*local]int{}
+	var out []PendingItem
+	for i, w := range all {
+		inLocal[w.local]++
+		if i < offset {
+			continue
+		}
+		if limit > 0 && len(out) == limit {
+			break
+		}
+		out = append(out, PendingItem{
+			ID: w.id, LocalQueue: w.local.name, Priority: w.priority,
+			Position: i + 1, InLocalQueue: inLocal[w.local],
+		})
+	}
+	return out
+}
 
-// String is the reason as one sentence.
-func (w Why) String() string { return string(w.Reason) }
+// waiting is a queue in its order.
+func (e *Engine) waiting(q *queue) []*work {
+	all := make([]*work, 0, q.pending)
+	for _, c := range q.classes {
+		all = append(all, c.members[c.skip:]...)
+	}
+	sort.Slice(all, func(i, j int) bool { return e.queueBefore(all[i], all[j]) })
+	return all
+}
 
-func (d Admit) String() string { return "admit " + string(d.ID) }
+// queueBefore is the order of a queue, usage of LocalQueues first where that
+// counts.
+func (e *Engine) queueBefore(a, b *work) bool {
+	la, lb := a.class.key.lane.local, b.class.key.lane.local
+	if la != nil && lb != nil && la != lb {
+		if c := e.compareUsage(la, lb); c != 0 {
+			return c < 0
+		}
+	}
+	return goesBefore(a, b)
+}
 
-func (d Evict) String() string { return "evict " + string(d.Victim) }
-
-func (d Wait) String() string { return "wait " + string(d.ID) }
+// position counts those that go before a waiting workload.
+func (e *Engine) position(w *work) int {
+	q, n := w.class.queue, 1
+	for _, c := range q.classes {
+		live := c.members[c.skip:]
+		n += sort.Search(len(live), func(i int) bool { return !e.queueBefore(live[i], w) })
+	}
+	return n
+}

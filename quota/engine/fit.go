@@ -52,6 +52,9 @@ type NoRoom struct {
 	Holes []Hole
 	// Never says that not even empty cards could hold it.
 	Never bool
+	// Flavors are those of the assignment that lack room; empty means that it
+	// cannot be told. Another flavor is tried in their place.
+	Flavors []FlavorName
 	// Blockers, if not nil, are the only workloads whose eviction could make
 	// room; the engine tries no others.
 	Blockers []WorkloadID

@@ -69,3 +69,63 @@ type PendingItem struct {
 	// LocalQueue.
 	Position, InLocalQueue int
 }
+
+// QueueStatus reports on a ClusterQueue, and whether it exists.
+func (e *Engine) QueueStatus(name QueueName) (QueueStatus, bool) {
+	q, ok := e.queues[name]
+	if !ok || !q.defined {
+		return QueueStatus{}, false
+	}
+	e.settle()
+	s := QueueStatus{
+		Name: name, Cohort: q.spec.Cohort, Active: q.code == CodeReady, Code: q.code, Inactive: q.reason,
+		Pending: q.pending, Reserving: len(q.holders), Leaving: q.leaving,
+		Usage: q.node.usageStatus(), Share: e.weightedShare(q.node),
+	}
+	for _, c := range q.classes {
+		if c.parked {
+			s.Parked += c.size()
+		}
+	}
+	s.Pending += len(q.promises)
+	return s, true
+}
+
+// CohortStatus reports on a Cohort, described or implicit, and whether there is
+// one of that name.
+func (e *Engine) CohortStatus(name CohortName) (CohortStatus, bool) {
+	n, ok := e.cohorts[name]
+	if !ok {
+		return CohortStatus{}, false
+	}
+	e.settle()
+	s := CohortStatus{Name: name, Cycle: n.cyclic, Usage: n.usageStatus(), Share: e.weightedShare(n)}
+	if n.parent != nil {
+		s.Parent = CohortName(n.parent.name)
+	}
+	return s, true
+}
+
+// usageStatus lists the cells in the order of the spec, then the others by
+// name.
+func (n *node) usageStatus() []UsageStatus {
+	out := make([]UsageStatus, 0, len(n.order))
+	for _, q := range n.quotas {
+		out = append(out, n.cells[q.FlavorResource].status())
+	}
+	for _, c := range n.order {
+		if !c.listed {
+			out = append(out, c.status())
+		}
+	}
+	return out
+}
+
+func (c *cell) status() UsageStatus {
+	s := UsageStatus{FlavorResource: c.FlavorResource, Nominal: c.quota.Nominal, Used: c.held, Available: c.free()}
+	if !c.node.isQueue() {
+		s.Nominal = c.subtree
+	}
+	s.Borrowed = c.borrowed(held)
+	return s
+}

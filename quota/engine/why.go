@@ -97,7 +97,8 @@ type Why struct {
 	// configuration at fault.
 	Detail string
 
-	format Format
+	// text is the sentence, with amounts as the engine prints them.
+	text string
 }
 
 // Holder is a queue that uses a resource which somebody else waits for.

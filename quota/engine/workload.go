@@ -16,6 +16,11 @@ type Workload struct {
 	// PodSets is what it asks for: all of it, or nothing (a gang), but for
 	// MinCount.
 	PodSets []PodSet
+	// RoomKey stands for whatever [Fit] looks at beyond PodSets: selectors of
+	// claims, node affinity, tolerations. When one workload finds no room, others
+	// of the same queue with equal priority, PodSets and RoomKey are not tried
+	// until room changes.
+	RoomKey string
 
 	// Inactive workloads (spec.active false) are not admitted, and evicted if
 	// they hold quota.

@@ -1,0 +1,524 @@
+package engine
+
+import (
+	"container/heap"
+	"sort"
+)
+
+// Apply takes in one fact. It decides nothing; its cost follows what the fact
+// changes.
+func (e *Engine) Apply(ev Event) {
+	switch ev := ev.(type) {
+	case QueueChanged:
+		e.applyQueue(ev.Queue)
+	case QueueRemoved:
+		e.removeQueue(ev.Name)
+	case CohortChanged:
+		e.applyCohort(ev.Cohort)
+	case CohortRemoved:
+		e.removeCohort(ev.Name)
+	case FlavorChanged:
+		e.flavors[ev.Flavor.Name] = ev.Flavor
+		e.respecFlavor(ev.Flavor.Name)
+	case FlavorRemoved:
+		delete(e.flavors, ev.Name)
+		e.respecFlavor(ev.Name)
+	case LocalQueueChanged:
+		e.applyLocal(ev.LocalQueue)
+	case LocalQueueRemoved:
+		e.removeLocal(ev.Name)
+	case NamespaceChanged:
+		e.applyNamespace(ev.Name, ev.Labels)
+	case NamespaceRemoved:
+		e.applyNamespace(ev.Name, nil)
+	case WorkloadChanged:
+		e.applyWorkload(&ev.Workload)
+	case WorkloadRemoved:
+		e.removeWorkload(ev.ID)
+	case Admitted:
+		e.applyAdmitted(&ev)
+	case AdmissionFailed:
+		e.admissionFailed(ev)
+	case Evicting:
+		if w := e.works[ev.ID]; w != nil {
+			e.startLeaving(w)
+		}
+	case EvictionFailed:
+		e.evictionFailed(ev.ID)
+	case Released:
+		e.released(ev.ID)
+	case RoomChanged:
+		e.roomChanged(ev.Flavors)
+	case Tick:
+		e.tick(instantOf(ev.Now))
+	}
+}
+
+func (e *Engine) applyQueue(spec ClusterQueue) {
+	q := e.queue(spec.Name)
+	q.defined = true
+	q.spec = spec
+	q.spec.Groups = copyGroups(spec.Groups)
+	q.spec.Preemption.BorrowThreshold = copyPtr(spec.Preemption.BorrowThreshold)
+	q.fault = validateGroups(spec.Groups)
+	q.groupOf = map[Resource]int{}
+	q.coversDevices = false
+	for i, g := range q.spec.Groups {
+		for _, r := range g.Resources {
+			q.groupOf[r] = i
+			q.coversDevices = q.coversDevices || e.opts.devices[r]
+		}
+	}
+	q.node.weight = weightOf(spec.Weight)
+	q.node.quotas = nil
+	if q.fault == "" {
+		q.node.quotas = flatten(q.spec.Groups)
+	}
+	q.respec = true
+	e.suspectAll(q)
+	e.link(q.node, e.cohort(spec.Cohort))
+}
+
+func weightOf(w *Weight) Weight {
+	if w == nil {
+		return OneWeight
+	}
+	return max(0, *w)
+}
+
+func copyGroups(groups []ResourceGroup) []ResourceGroup {
+	out := make([]ResourceGroup, len(groups))
+	for i, g := range groups {
+		out[i].Resources = append([]Resource(nil), g.Resources...)
+		for _, f := range g.Flavors {
+			quotas := make([]Quota, len(f.Quotas))
+			for j, q := range f.Quotas {
+				quotas[j] = q.copy()
+			}
+			out[i].Flavors = append(out[i].Flavors, FlavorQuotas{f.Flavor, quotas})
+		}
+	}
+	return out
+}
+
+// queue returns the queue of a name, made undefined if need be.
+func (e *Engine) queue(name QueueName) *queue {
+	q, ok := e.queues[name]
+	if !ok {
+		q = &queue{
+			name: name, code: CodeMissing,
+			lanes: map[LocalQueueName]*lane{}, classes: map[classKey]*class{}, locals: map[LocalQueueName]*local{},
+		}
+		q.node = &node{name: string(name), queue: q, weight: OneWeight}
+		e.queues[name] = q
+		e.soil(q.node)
+	}
+	return q
+}
+
+func (e *Engine) removeQueue(name QueueName) {
+	q, ok := e.queues[name]
+	if !ok {
+		return
+	}
+	q.defined = false
+	q.spec = ClusterQueue{Name: name}
+	q.groupOf, q.coversDevices, q.fault = nil, false, ""
+	q.node.quotas, q.node.weight = nil, OneWeight
+	q.respec = true
+	e.link(q.node, nil)
+	e.settle()
+	e.forgetQueue(q)
+}
+
+// forgetQueue drops an undefined queue that nothing refers to.
+func (e *Engine) forgetQueue(q *queue) {
+	if q.defined || len(q.locals) > 0 || len(q.holders) > 0 || len(q.promises) > 0 {
+		return
+	}
+	e.leaveTree(q.node)
+	delete(e.soiled, q.node)
+	delete(e.queues, q.name)
+}
+
+func (e *Engine) applyCohort(spec Cohort) {
+	n := e.cohort(spec.Name)
+	if n == nil {
+		return
+	}
+	n.described = true
+	n.fault = validateGroups(spec.Groups)
+	n.quotas = nil
+	if n.fault == "" {
+		n.quotas = flatten(spec.Groups)
+	}
+	n.weight = weightOf(spec.Weight)
+	e.link(n, e.cohort(spec.Parent))
+}
+
+func (e *Engine) removeCohort(name CohortName) {
+	n, ok := e.cohorts[name]
+	if !ok {
+		return
+	}
+	n.described, n.quotas, n.fault, n.weight = false, nil, "", OneWeight
+	e.link(n, nil)
+	e.forget(n)
+}
+
+// respecFlavor follows a flavor that came, went or changed.
+func (e *Engine) respecFlavor(name FlavorName) {
+	for _, q := range e.queues {
+		for _, g := range q.spec.Groups {
+			for _, f := range g.Flavors {
+				if f.Flavor == name {
+					q.respec = true
+					e.soil(q.node)
+				}
+			}
+		}
+	}
+}
+
+func (e *Engine) applyLocal(spec LocalQueue) {
+	l := e.local(spec.Name)
+	l.defined = true
+	l.spec = spec
+	l.spec.Weight = copyPtr(spec.Weight)
+	q := e.queue(spec.Queue)
+	if old := l.queue; old != q {
+		e.emptyLocal(l)
+		l.queue = q
+		q.locals[l.name] = l
+		if old != nil {
+			delete(old.locals, l.name)
+			e.forgetQueue(old)
+		}
+	}
+	e.reseatLocal(l)
+}
+
+// local returns the LocalQueue of a name, made undefined if need be.
+func (e *Engine) local(name LocalQueueName) *local {
+	l, ok := e.locals[name]
+	if !ok {
+		l = &local{name: name}
+		e.locals[name] = l
+	}
+	return l
+}
+
+func (e *Engine) removeLocal(name LocalQueueName) {
+	l, ok := e.locals[name]
+	if !ok {
+		return
+	}
+	e.emptyLocal(l)
+	l.defined = false
+	l.spec = LocalQueue{Name: name}
+	if q := l.queue; q != nil {
+		l.queue = nil
+		delete(q.locals, name)
+		e.forgetQueue(q)
+	}
+	e.forgetLocal(l)
+}
+
+func (e *Engine) forgetLocal(l *local) {
+	if !l.defined && len(l.works) == 0 {
+		delete(e.locals, l.name)
+	}
+}
+
+// emptyLocal takes the workloads of a LocalQueue out of its queue.
+func (e *Engine) emptyLocal(l *local) {
+	for _, w := range l.works {
+		e.leave(w)
+		e.cancelPromise(w)
+	}
+}
+
+func (e *Engine) applyNamespace(name string, labels map[string]string) {
+	if labels == nil {
+		delete(e.namespaces, name)
+	} else {
+		copied := make(map[string]string, len(labels))
+		for k, v := range labels {
+			copied[k] = v
+		}
+		e.namespaces[name] = copied
+	}
+	for _, l := range e.locals {
+		if l.name.Namespace == name {
+			e.reseatLocal(l)
+		}
+	}
+}
+
+func (e *Engine) applyWorkload(spec *Workload) {
+	w, known := e.works[spec.ID]
+	if !known {
+		w = &work{id: spec.ID, timer: -1}
+		e.works[spec.ID] = w
+	}
+	s := e.shapeOf(spec.PodSets)
+	queuedAt, notBefore := instantOf(spec.QueuedAt), instantOf(spec.NotBefore)
+	same := w.told && w.shape == s && w.priority == spec.Priority && w.queuedAt == queuedAt &&
+		w.roomKey == spec.RoomKey && w.local.name == spec.LocalQueue && w.gated == spec.PreemptionGated &&
+		w.notBefore == notBefore && w.inactive == spec.Inactive && w.pause == spec.Hold && w.refused == spec.Refused
+	if same {
+		e.dropShape(s)
+		return
+	}
+	e.leave(w)
+	e.cancelPromise(w)
+	q := w.holder()
+	if q != nil {
+		q.removeHolder(w)
+	}
+	e.dropShape(w.shape)
+	w.shape, w.told = s, true
+	w.priority, w.queuedAt, w.notBefore = spec.Priority, queuedAt, notBefore
+	w.roomKey, w.gated, w.inactive = spec.RoomKey, spec.PreemptionGated, spec.Inactive
+	w.pause, w.refused = spec.Hold, spec.Refused
+	w.said = saying{}
+	w.roomSince = 0
+	e.move(w, e.local(spec.LocalQueue))
+	if q != nil {
+		q.addHolder(w)
+		e.suspect(w)
+		// Its priority may make it a victim.
+		e.holderChanged(q)
+	}
+	e.seat(w)
+}
+
+// holder is the queue in whose list of holders a workload is.
+func (w *work) holder() *queue {
+	if w.hold == nil || w.hold.state == promised {
+		return nil
+	}
+	return w.hold.queue
+}
+
+// move puts a workload into the list of a LocalQueue, nil for none.
+func (e *Engine) move(w *work, l *local) {
+	if w.local == l {
+		return
+	}
+	if old := w.local; old != nil {
+		last := old.works[len(old.works)-1]
+		old.works[w.inLocal] = last
+		last.inLocal = w.inLocal
+		old.works = old.works[:len(old.works)-1]
+		w.local = nil
+		e.forgetLocal(old)
+	}
+	if w.local = l; l != nil {
+		w.inLocal = len(l.works)
+		l.works = append(l.works, w)
+	}
+}
+
+func (e *Engine) removeWorkload(id WorkloadID) {
+	w, ok := e.works[id]
+	if !ok {
+		return
+	}
+	e.leave(w)
+	e.cancelPromise(w)
+	e.dropHold(w)
+	e.stopTimer(w)
+	e.unkeep(w)
+	e.move(w, nil)
+	e.dropShape(w.shape)
+	delete(e.works, id)
+}
+
+// seat puts a workload that holds nothing where its facts say: into its queue,
+// or nowhere.
+func (e *Engine) seat(w *work) {
+	if w.hold != nil && w.hold.state != promised {
+		return
+	}
+	if w.notBefore > e.now {
+		e.startTimer(w)
+	} else {
+		e.stopTimer(w)
+	}
+	reason, _ := e.standing(w)
+	switch {
+	case reason != "" && w.class != nil:
+		e.leave(w)
+	case reason != "":
+		e.cancelPromise(w)
+	case w.class == nil && w.hold == nil:
+		e.enter(w.local.queue, w)
+	}
+}
+
+func (e *Engine) reseatLocal(l *local) {
+	for _, w := range l.works {
+		if w.hold != nil && w.hold.state != promised {
+			e.suspect(w)
+			continue
+		}
+		e.seat(w)
+	}
+}
+
+// reseatQueue follows what changed around a queue: its plans, whether it is
+// active, who may wait in it.
+func (e *Engine) reseatQueue(q *queue) {
+	code, reason := e.judge(q)
+	moved := q.respec || code != q.code || reason != q.reason
+	q.code, q.reason = code, reason
+	q.inReady = false
+	if moved {
+		q.respec = false
+		for _, name := range sortedLocals(q.locals) {
+			l := q.locals[name]
+			for _, w := range l.works {
+				if w.class != nil {
+					e.leave(w)
+				}
+			}
+			e.reseatLocal(l)
+		}
+	}
+	for _, c := range q.classes {
+		if c.parked {
+			c.parked = false
+			q.replace(c)
+		}
+	}
+	e.wakeQueue(q)
+}
+
+func sortedLocals(m map[LocalQueueName]*local) []LocalQueueName {
+	names := make([]LocalQueueName, 0, len(m))
+	for name := range m {
+		names = append(names, name)
+	}
+	sort.Slice(names, func(i, j int) bool { return names[i].before(names[j]) })
+	return names
+}
+
+// judge says whether a queue is active.
+func (e *Engine) judge(q *queue) (InactiveCode, string) {
+	if !q.defined {
+		return CodeMissing, "ClusterQueue " + string(q.name) + " does not exist"
+	}
+	switch q.spec.Stop {
+	case Hold, HoldAndDrain:
+		return CodeStopped, "ClusterQueue " + string(q.name) + " is stopped (stopPolicy " + string(q.spec.Stop) + ")"
+	}
+	if q.fault != "" {
+		return CodeMisconfigured, q.fault
+	}
+	if q.spec.Inactive != "" {
+		return CodeExternal, q.spec.Inactive
+	}
+	for _, g := range q.spec.Groups {
+		for _, f := range g.Flavors {
+			if _, ok := e.flavors[f.Flavor]; !ok {
+				return CodeFlavorNotFound, "ResourceFlavor " + string(f.Flavor) + " does not exist"
+			}
+		}
+	}
+	if q.node.cyclic {
+		return CodeCohortCycle, "the parents of cohort " + string(q.spec.Cohort) + " go round in a circle: " + q.node.loop()
+	}
+	for n := q.node.parent; n != nil; n = n.parent {
+		if n.fault != "" {
+			return CodeMisconfigured, "cohort " + n.name + ": " + n.fault
+		}
+	}
+	return CodeReady, ""
+}
+
+// loop names the cohorts of the circle above a node.
+func (n *node) loop() string {
+	seen := map[*node]bool{}
+	for n = n.parent; !seen[n]; n = n.parent {
+		seen[n] = true
+	}
+	first := n.leastOfLoop()
+	path := first.name
+	for m := first.parent; m != first; m = m.parent {
+		path += " > " + m.name
+	}
+	return path + " > " + first.name
+}
+
+// standing says why a workload is not in a queue, "" if it may be.
+func (e *Engine) standing(w *work) (Reason, string) {
+	switch {
+	case !w.told:
+		return Misconfigured, "not described yet"
+	case w.inactive:
+		return InactiveWorkload, ""
+	case w.pause != "":
+		return OnHold, w.pause
+	case w.refused != "":
+		return Misconfigured, w.refused
+	case w.shape.fault != "":
+		return Misconfigured, w.shape.fault
+	case !w.local.defined:
+		return QueueMissing, "LocalQueue " + w.local.name.String() + " does not exist"
+	}
+	q := w.local.queue
+	switch {
+	case !q.defined:
+		return QueueMissing, "ClusterQueue " + string(q.name) + " does not exist"
+	case w.local.spec.Stop == Hold || w.local.spec.Stop == HoldAndDrain:
+		return QueueStopped, "LocalQueue " + w.local.name.String() + " is stopped (stopPolicy " + string(w.local.spec.Stop) + ")"
+	case q.code == CodeStopped:
+		return QueueStopped, q.reason
+	case q.code != CodeReady:
+		return QueueInactive, q.reason
+	case !e.serves(q, w.local.name.Namespace):
+		return NamespaceMismatch, "ClusterQueue " + string(q.name) + " does not serve namespace " + w.local.name.Namespace
+	case w.notBefore > e.now:
+		return BackingOff, ""
+	}
+	return "", ""
+}
+
+func (e *Engine) serves(q *queue, namespace string) bool {
+	return q.spec.Namespaces.Matches(e.namespaces[namespace])
+}
+
+func (e *Engine) tick(now instant) {
+	if now <= e.now {
+		return
+	}
+	e.now = now
+	for len(e.timers) > 0 && e.timers[0].notBefore <= now {
+		w := heap.Pop(&e.timers).(*work)
+		e.seat(w)
+	}
+	e.tickUsage()
+	e.tickRoom()
+}
+
+// roomChanged wakes those that wait for room in one of the flavors.
+func (e *Engine) roomChanged(flavors []FlavorName) {
+	for c := range e.roomWaiters {
+		if len(flavors) == 0 || len(c.roomFlavors) == 0 || overlaps(flavors, c.roomFlavors) {
+			delete(e.roomWaiters, c)
+			e.unpark(c)
+		}
+	}
+}
+
+func overlaps(a, b []FlavorName) bool {
+	for _, x := range a {
+		for _, y := range b {
+			if x == y {
+				return true
+			}
+		}
+	}
+	return false
+}

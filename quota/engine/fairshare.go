@@ -1,0 +1,3 @@
+package engine
+
+func (e *Engine) weightedShare(n *node) Amount { return 0 }
