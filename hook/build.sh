@@ -1,0 +1,43 @@
+#!/bin/sh
+# Builds the limiter:  hook/build.sh OUTDIR
+#
+# Needs a C compiler and nothing else. What is built:
+#   libsluice-cuda.so   mounted in containers over libcuda.so.<driver version>
+#
+# Variables, all optional:
+#   CC               compiler                                  gcc
+#   REAL_CUDA        path of the real library in containers    /run/sluice/driver/real-cuda.so
+#   SLUICE_SHARES    folder of the shares in containers        /run/sluice/shares
+#   EXTRA_CFLAGS     more flags (sanitizers, -g)
+# The paths are compiled in and can be changed by nobody in the container: the
+# tenant controls the environment.
+set -eu
+
+out=${1:?usage: build.sh OUTDIR}
+src=$(cd "$(dirname "$0")" && pwd)
+cc=${CC:-gcc}
+real=${REAL_CUDA:-/run/sluice/driver/real-cuda.so}
+shares=${SLUICE_SHARES:-/run/sluice/shares}
+mkdir -p "$out"
+tmp=$(mktemp -d "$out/.build.XXXXXX")
+trap 'rm -rf "$tmp"' EXIT
+
+cflags="-std=c11 -O2 -fPIC -fvisibility=hidden -fno-plt -ftls-model=initial-exec
+        -Wall -Wextra -Wmissing-prototypes -Wshadow -Werror ${EXTRA_CFLAGS:-}"
+
+# An empty library whose name is the real one's path in the container: linking
+# against it puts that path into DT_NEEDED.
+echo 'void sluice_stands_for_the_driver(void); void sluice_stands_for_the_driver(void) {}' >"$tmp/real.c"
+$cc -shared -fPIC -Wl,-soname,"$real" -o "$tmp/real.so" "$tmp/real.c"
+
+$cc $cflags -I"$src/include" -DSLUICE_REAL_CUDA="\"$real\"" -DSLUICE_SHARES="\"$shares\"" \
+    -shared -Wl,-soname,libcuda.so.1 -Wl,-Bsymbolic -Wl,-z,nodelete -Wl,-z,now -Wl,-z,relro -Wl,--hash-style=both \
+    -o "$tmp/libsluice-cuda.so" \
+    "$src"/src/lock.c "$src"/src/ledger.c "$src"/src/map.c "$src"/src/say.c "$src"/src/files.c \
+    "$src"/src/real.c "$src"/src/process.c "$src"/src/card.c "$src"/src/claim.c \
+    "$src"/src/cuda_start.c "$src"/src/cuda_context.c "$src"/src/cuda_memory.c "$src"/src/cuda_pool.c \
+    "$src"/src/cuda_vmm.c \
+    -Wl,--no-as-needed "$tmp/real.so" -Wl,--as-needed
+
+# Into place by name, so that a reader never sees half a file.
+mv "$tmp/libsluice-cuda.so" "$out/libsluice-cuda.so"

@@ -1,0 +1,79 @@
+#include "claim.h"
+
+#include "pool.h"
+#include "real.h"
+
+CUresult claim_card(struct claim *c, struct card *card, uint64_t bytes)
+{
+    c->card = card && !card->whole ? card : 0;
+    c->context = 0;
+    c->units = to_units(bytes);
+    if (!c->card || card_charge(c->card, c->units))
+        return CUDA_SUCCESS;
+    /* What pools keep for later is nobody's need now. */
+    if (pools_trim(c->card) && card_charge(c->card, c->units))
+        return CUDA_SUCCESS;
+    c->card = 0;
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult claim_begin(struct claim *c, uint64_t bytes)
+{
+    CUcontext context = 0;
+    CUdevice device = 0;
+    CUresult r = process_enter();
+    c->card = 0;
+    if (r == CUDA_ERROR_NOT_INITIALIZED)
+        return CUDA_SUCCESS; /* the driver will say so */
+    if (r)
+        return r;
+    if (REAL(cuCtxGetCurrent)(&context) || !context)
+        return CUDA_SUCCESS; /* the driver will say so */
+    if (process->cards == 1)
+        r = claim_card(c, &process->card[0], bytes);
+    else if (!(r = REAL(cuCtxGetDevice)(&device)))
+        r = claim_card(c, process_card(device), bytes);
+    c->context = context;
+    return r;
+}
+
+bool claim_correct(struct claim *c, uint64_t bytes)
+{
+    uint64_t units = to_units(bytes);
+    if (!c->card)
+        return true;
+    if (units > c->units && !card_charge(c->card, units - c->units))
+        return false;
+    if (units < c->units)
+        card_return(c->card, c->units - units);
+    c->units = units;
+    return true;
+}
+
+void claim_abort(struct claim *c)
+{
+    if (c->card)
+        card_return(c->card, c->units);
+}
+
+CUresult claim_end(struct claim *c, CUresult r, CUdeviceptr ptr)
+{
+    if (!c->card)
+        return r;
+    if (r) {
+        claim_abort(c);
+        return r;
+    }
+    struct entry e = {
+        .key = ptr,
+        .units = c->units,
+        .tag = (uintptr_t)c->context,
+        .card = (uint32_t)(c->card - process->card),
+        .kind = KIND_LINEAR,
+    };
+    if (map_put(&process->pointers, &e))
+        return CUDA_SUCCESS;
+    REAL(cuMemFree_v2)(ptr);
+    claim_abort(c);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}

@@ -1,0 +1,214 @@
+/*
+ * Contexts: what each takes of the card is charged when it is made, and all
+ * that lives in it is returned when it ends.
+ */
+#include "claim.h"
+#include "pool.h"
+#include "real.h"
+
+static bool of_context(struct entry *e, void *sum)
+{
+    uint64_t *s = sum;
+    if (e->kind != KIND_LINEAR || e->tag != s[0])
+        return false;
+    s[1] += e->units;
+    return true;
+}
+
+/* The driver has freed what was allocated in the context. */
+static void context_ended(struct card *c, CUcontext ctx, uint64_t overhead)
+{
+    uint64_t sum[2] = {(uintptr_t)ctx, 0};
+    map_sweep(&process->pointers, of_context, sum);
+    card_return(c, sum[1] + overhead);
+    card_count_context(c, -1);
+    pools_settle(c);
+}
+
+static bool primary_active(CUdevice dev)
+{
+    unsigned flags;
+    int active = 0;
+    return REAL(cuDevicePrimaryCtxGetState)(dev, &flags, &active) == CUDA_SUCCESS && active;
+}
+
+struct card *context_card(CUcontext ctx)
+{
+    struct entry e;
+    for (uint32_t i = 0; ctx && i < process->cards; i++)
+        if (__atomic_load_n(&process->card[i].primary, __ATOMIC_RELAXED) == ctx)
+            return &process->card[i];
+    return map_get(&process->contexts, (uintptr_t)ctx, &e) ? &process->card[e.card] : 0;
+}
+
+/* The limited card of a device; 0 with r: refused, 0 without: let it pass. */
+static struct card *limited(CUdevice dev, CUresult *r)
+{
+    *r = process_enter();
+    if (*r == CUDA_ERROR_NOT_INITIALIZED)
+        *r = CUDA_SUCCESS;
+    else if (!*r) {
+        struct card *c = process_card(dev);
+        return c && !c->whole ? c : 0;
+    }
+    return 0;
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx, CUdevice dev)
+{
+    CUresult r;
+    struct card *c = limited(dev, &r);
+    if (!c)
+        return r ? r : REAL(cuDevicePrimaryCtxRetain)(ctx, dev);
+    lock_take(&c->contexts);
+    uint64_t overhead = c->primary ? 0 : card_context_overhead(c);
+    if (overhead && !card_charge(c, overhead)) {
+        r = CUDA_ERROR_OUT_OF_MEMORY;
+    } else if ((r = REAL(cuDevicePrimaryCtxRetain)(ctx, dev))) {
+        card_return(c, overhead);
+    } else if (!c->primary) {
+        c->primary = *ctx;
+        c->primary_units = overhead;
+        card_count_context(c, 1);
+    }
+    lock_drop(&c->contexts);
+    return r;
+}
+
+/* After a release or a reset: the driver says whether it still lives. */
+static CUresult primary_left(CUdevice dev, CUresult (*leave)(CUdevice))
+{
+    CUresult r;
+    struct card *c = limited(dev, &r);
+    if (!c)
+        return r ? r : leave(dev);
+    lock_take(&c->contexts);
+    r = leave(dev);
+    if (!r && c->primary && !primary_active(dev)) {
+        context_ended(c, c->primary, c->primary_units);
+        c->primary = 0;
+        c->primary_units = 0;
+    }
+    lock_drop(&c->contexts);
+    return r;
+}
+
+CUresult cuDevicePrimaryCtxRelease(CUdevice dev)
+{
+    return primary_left(dev, REAL(cuDevicePrimaryCtxRelease));
+}
+
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice dev)
+{
+    return primary_left(dev, REAL(cuDevicePrimaryCtxRelease_v2));
+}
+
+CUresult cuDevicePrimaryCtxReset(CUdevice dev)
+{
+    return primary_left(dev, REAL(cuDevicePrimaryCtxReset));
+}
+
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev)
+{
+    return primary_left(dev, REAL(cuDevicePrimaryCtxReset_v2));
+}
+
+/* Before and after the driver makes a context. */
+static CUresult creation(struct claim *claim, CUdevice dev)
+{
+    CUresult r;
+    struct card *c = limited(dev, &r);
+    claim->card = 0;
+    if (r || !c)
+        return r;
+    claim->units = card_context_overhead(c);
+    if (!card_charge(c, claim->units))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    claim->card = c;
+    return CUDA_SUCCESS;
+}
+
+static CUresult created(struct claim *claim, CUresult r, CUcontext ctx)
+{
+    if (!claim->card)
+        return r;
+    struct entry e = {
+        .key = (uintptr_t)ctx,
+        .units = claim->units,
+        .card = (uint32_t)(claim->card - process->card),
+    };
+    if (!r && !map_put(&process->contexts, &e)) {
+        REAL(cuCtxDestroy_v2)(ctx);
+        r = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    if (r)
+        claim_abort(claim);
+    else
+        card_count_context(claim->card, 1);
+    return r;
+}
+
+CUresult cuCtxCreate(CUcontext *ctx, unsigned flags, CUdevice dev)
+{
+    struct claim c;
+    CUresult r = creation(&c, dev);
+    if (r)
+        return r;
+    r = REAL(cuCtxCreate)(ctx, flags, dev);
+    return created(&c, r, r ? 0 : *ctx);
+}
+
+CUresult cuCtxCreate_v2(CUcontext *ctx, unsigned flags, CUdevice dev)
+{
+    struct claim c;
+    CUresult r = creation(&c, dev);
+    if (r)
+        return r;
+    r = REAL(cuCtxCreate_v2)(ctx, flags, dev);
+    return created(&c, r, r ? 0 : *ctx);
+}
+
+CUresult cuCtxCreate_v3(CUcontext *ctx, void *affinity, int n, unsigned flags, CUdevice dev)
+{
+    struct claim c;
+    CUresult r = creation(&c, dev);
+    if (r)
+        return r;
+    r = REAL(cuCtxCreate_v3)(ctx, affinity, n, flags, dev);
+    return created(&c, r, r ? 0 : *ctx);
+}
+
+CUresult cuCtxCreate_v4(CUcontext *ctx, void *params, unsigned flags, CUdevice dev)
+{
+    struct claim c;
+    CUresult r = creation(&c, dev);
+    if (r)
+        return r;
+    r = REAL(cuCtxCreate_v4)(ctx, params, flags, dev);
+    return created(&c, r, r ? 0 : *ctx);
+}
+
+static CUresult destroy(CUcontext ctx, CUresult (*destroy_it)(CUcontext))
+{
+    struct entry e;
+    CUresult r = process_enter();
+    if (r && r != CUDA_ERROR_NOT_INITIALIZED)
+        return r;
+    if (r || !map_take(&process->contexts, (uintptr_t)ctx, &e))
+        return destroy_it(ctx);
+    if ((r = destroy_it(ctx)))
+        map_put(&process->contexts, &e);
+    else
+        context_ended(&process->card[e.card], ctx, e.units);
+    return r;
+}
+
+CUresult cuCtxDestroy(CUcontext ctx)
+{
+    return destroy(ctx, REAL(cuCtxDestroy));
+}
+
+CUresult cuCtxDestroy_v2(CUcontext ctx)
+{
+    return destroy(ctx, REAL(cuCtxDestroy_v2));
+}

@@ -1,0 +1,114 @@
+/*
+ * What this process knows: the cards that it sees, the shares that it holds of
+ * them, and what it has allocated.
+ *
+ * All of it lies in one mapping that the kernel wipes in a forked child, so
+ * that all zero means: not attached yet. A child counts on its own, whichever
+ * way it was made.
+ */
+#ifndef SLUICE_PROCESS_H
+#define SLUICE_PROCESS_H
+
+#include <stdbool.h>
+
+#include "cuda_abi.h"
+#include "ledger.h"
+#include "map.h"
+
+enum {
+    MAX_SHARES = 64, /* of one container */
+    MAX_CARDS = 64,
+    CARD_SHARES = 8, /* of one card in one container */
+};
+
+struct share {
+    struct ledger ledger;
+    const struct sluice_grant *grant;
+    uint64_t limit;    /* units */
+    uint64_t overhead; /* of a context, units, as last read from the grant */
+    char *account;     /* path of the file */
+    uint8_t card[16];
+    bool whole;
+};
+
+/* A card as CUDA numbers it here. */
+struct card {
+    CUdevice device;
+    uint8_t uuid[16];
+    bool whole; /* not limited */
+    uint8_t shares;
+    uint8_t share[CARD_SHARES];
+    uint64_t limit; /* units, all shares together */
+
+    struct lock contexts;     /* one creation or end of a context at a time */
+    CUcontext primary;        /* while it is alive */
+    uint64_t primary_units;   /* charged for it */
+    uint64_t next_collection; /* ns; reports look for dead processes then */
+
+    struct lock pools;   /* one change of a pool's charge at a time */
+    uint32_t has_pools;  /* ever */
+};
+
+struct process {
+    uint32_t ready;
+    struct lock attaching; /* also keeps fork() out while a slot is taken */
+    uint32_t shares, cards;
+    struct share share[MAX_SHARES];
+    struct card card[MAX_CARDS];
+
+    struct map pointers; /* linear and stream-ordered memory */
+    struct map contexts; /* created ones; primary ones are in their card */
+    struct map handles;  /* of virtual memory */
+    struct map mappings; /* by first address */
+    struct map pools;    /* tag: 0, or 1 for one in host memory */
+    struct lock chunks;  /* guards what handles and mappings point to */
+};
+
+extern struct process *process;
+
+/* Reads the limits and nothing else; what cuInit does before the driver starts.
+ * False: refused, and stderr says why. */
+bool process_load(void);
+
+/* Matches cards and shares and attaches to the accounts; needs a driver that is
+ * initialised. */
+CUresult process_attach(void);
+
+/* What every wrapper asks first. SUCCESS: attached. NOT_INITIALIZED: the driver
+ * is not, let it answer itself. Else: refused. */
+CUresult process_enter_slowly(void);
+static inline CUresult process_enter(void)
+{
+    if (__builtin_expect(__atomic_load_n(&process->ready, __ATOMIC_ACQUIRE), 1))
+        return CUDA_SUCCESS;
+    return process_enter_slowly();
+}
+
+/* The card of a device handle; 0 if there is none. */
+struct card *process_card(CUdevice device);
+
+/* The card of a context that this process made or retained; 0 if unknown. */
+struct card *context_card(CUcontext ctx);
+
+/* Charges units to the card's shares, spread as they have room. If there is
+ * none, dead processes are collected before false is returned. */
+bool card_charge(struct card *c, uint64_t units);
+void card_force(struct card *c, uint64_t units);
+void card_return(struct card *c, uint64_t units);
+
+/* Room left, units, never negative; dead processes no longer counted after
+ * 100 ms. */
+uint64_t card_room(struct card *c);
+
+/* What the node says a context takes, units. */
+uint64_t card_context_overhead(struct card *c);
+
+/* Shown in the account: contexts alive in this process. */
+void card_count_context(struct card *c, int change);
+
+static inline uint64_t to_units(uint64_t bytes)
+{
+    return (bytes >> SLUICE_UNIT_SHIFT) + ((bytes & (SLUICE_UNIT - 1)) != 0);
+}
+
+#endif
