@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
 	specs "tags.cncf.io/container-device-interface/specs-go"
@@ -142,35 +144,52 @@ func (f *files) remove(uid types.UID) error {
 // removeMetadata takes away the plugin helper's files of a claim for which
 // nobody will call Unprepare.
 func (f *files) removeMetadata(c state.Claim) error {
-	specs, err := filepath.Glob(filepath.Join(f.cdiDir, fmt.Sprintf("%s_metadata_%s_*.json", driver.Name, c.UID)))
+	specs, err := filepath.Glob(filepath.Join(f.cdiDir, metadataPrefix+string(c.UID)+"_*.json"))
 	for _, name := range specs {
 		err = errors.Join(err, os.Remove(name))
 	}
 	return errors.Join(err, os.RemoveAll(filepath.Join(f.metadata, c.Namespace+"_"+c.Name)))
 }
 
+// metadataPrefix begins the names of the helper's CDI specs; the claim's UID
+// and an underscore follow.
+const metadataPrefix = driver.Name + "_metadata_"
+
 // sweep removes files of claims that the checkpoint does not have and returns
-// the UIDs.
+// the UIDs of those with files of our own.
 func (f *files) sweep(cp *state.Checkpoint) ([]types.UID, error) {
 	found := map[types.UID]bool{}
-	entries, err := os.ReadDir(f.sharesDir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
+	metadata := map[string]bool{}
+	for _, c := range cp.Claims {
+		metadata[c.Namespace+"_"+c.Name] = true
 	}
-	for _, e := range entries {
-		found[types.UID(e.Name())] = true
+	var errs []error
+	shares, err := entries(f.sharesDir)
+	errs = append(errs, err)
+	for _, name := range shares {
+		found[types.UID(name)] = true
 	}
-	entries, err = os.ReadDir(f.cdiDir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	for _, e := range entries {
-		if uid, ok := cdi.ClaimOf(e.Name()); ok {
+	specs, err := entries(f.cdiDir)
+	errs = append(errs, err)
+	for _, name := range specs {
+		if uid, ok := cdi.ClaimOf(name); ok {
 			found[types.UID(uid)] = true
+		}
+		if rest, ok := strings.CutPrefix(name, metadataPrefix); ok {
+			uid, _, _ := strings.Cut(rest, "_")
+			if _, ok := cp.Claims[types.UID(uid)]; !ok {
+				errs = append(errs, os.Remove(filepath.Join(f.cdiDir, name)))
+			}
+		}
+	}
+	folders, err := entries(f.metadata)
+	errs = append(errs, err)
+	for _, name := range folders {
+		if !metadata[name] {
+			errs = append(errs, os.RemoveAll(filepath.Join(f.metadata, name)))
 		}
 	}
 	var swept []types.UID
-	var errs []error
 	for uid := range found {
 		if _, ok := cp.Claims[uid]; ok {
 			continue
@@ -178,7 +197,21 @@ func (f *files) sweep(cp *state.Checkpoint) ([]types.UID, error) {
 		swept = append(swept, uid)
 		errs = append(errs, f.remove(uid))
 	}
+	slices.Sort(swept)
 	return swept, errors.Join(errs...)
+}
+
+// entries lists a folder; one that is not there is empty.
+func entries(dir string) ([]string, error) {
+	list, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	var out []string
+	for _, e := range list {
+		out = append(out, e.Name())
+	}
+	return out, err
 }
 
 // rebuild makes a checkpoint from the records among the claims' files. Only

@@ -130,6 +130,9 @@ func (d *Driver) nodeLabels(ctx context.Context) (map[string]string, error) {
 
 // complain logs a condition of the node once, until another one comes.
 func (d *Driver) complain(ctx context.Context, err error) {
+	if ctx.Err() != nil {
+		return // we are stopping, which looks like a fault to others
+	}
 	if text := err.Error(); text != d.complained {
 		d.complained = text
 		klog.FromContext(ctx).Error(err, "Cards cannot be offered as they should; trying again", "every", d.cfg.ScanInterval)

@@ -126,12 +126,12 @@ func noParameters(claim *resourceapi.ResourceClaim) error {
 			return field.Invalid(at, string(c.Opaque.Parameters.Raw), "is not an object with apiVersion and kind")
 		}
 		return field.Invalid(at, meta.APIVersion+" "+meta.Kind,
-			fmt.Sprintf("%s (from the %s) takes no parameters in this version; size a share by capacity.requests", driver.Name, source(c.Source)))
+			fmt.Sprintf("%s (from the %s) takes no parameters in this version; size a share by capacity.requests", driver.Name, origin(c.Source)))
 	}
 	return nil
 }
 
-func source(s resourceapi.AllocationConfigSource) string {
+func origin(s resourceapi.AllocationConfigSource) string {
 	if s == resourceapi.AllocationConfigSourceClass {
 		return "device class"
 	}
@@ -159,7 +159,7 @@ func fits(cp *state.Checkpoint, claim *resourceapi.ResourceClaim, shares []state
 			return fmt.Errorf("device %s: the claim takes %dMi and %d cores, the card has %dMi and %d", s.Device, a.memory, a.cores, card.MemoryMi, driver.AllCores)
 		}
 		if memory+a.memory > card.MemoryMi || cores+a.cores > driver.AllCores {
-			return fmt.Errorf("device %s: the claim takes %dMi and %d cores, but of %dMi and %d cores %dMi and %d are still held by %v, which ended in the API and not yet on this node; trying again until they are unprepared",
+			return fmt.Errorf("device %s: the claim takes %dMi and %d cores, but of %dMi and %d cores %dMi and %d are still held on this node by %v, whatever the API says of them; trying again until they are unprepared",
 				s.Device, a.memory, a.cores, card.MemoryMi, driver.AllCores, memory, cores, cp.Holders(s.Device, claim.UID))
 		}
 	}
