@@ -1,0 +1,14 @@
+// Package fit says whether pods have room on real cards, and where.
+//
+// A budget is not room: a team may own 80Gi that lie in four cards with 20Gi
+// free each. So before a workload is admitted, and again before each of its
+// gates opens, all its pods are placed for a trial: on nodes that the scheduler
+// would accept (labels, affinity, taints, cordon, CPU, memory, number of pods),
+// by the scheduler's own allocator for devices, given the candidate node's
+// slices and shares alone.
+//
+// [State] is told what the API shows (nodes, slices, claims, pods) and what was
+// promised (reservations of admitted workloads whose claims are not allocated
+// yet); both count as taken. It implements the engine's Fit. It decides nothing
+// about budgets and talks to nobody; its one caller, the controller, serializes.
+package fit
