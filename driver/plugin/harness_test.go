@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,8 +23,10 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	"k8s.io/utils/ptr"
 	specs "tags.cncf.io/container-device-interface/specs-go"
@@ -66,6 +69,15 @@ func newNode(t *testing.T, models ...gpus.Config) *node {
 		Sysfs: os.DirFS(n.path("sys")).(fs.ReadLinkFS),
 	}).Scan}
 	n.client = fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "node-uid", Labels: map[string]string{"gpu-type": "a100"}}})
+	// The API server makes the names that the fake one leaves empty.
+	var made atomic.Int64
+	n.client.PrependReactor("create", "resourceslices", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		s := a.(clienttesting.CreateAction).GetObject().(*resourceapi.ResourceSlice)
+		if s.Name == "" {
+			s.Name = fmt.Sprintf("%s%05d", s.GenerateName, made.Add(1))
+		}
+		return false, nil, nil
+	})
 	n.mkdir("plugins_registry")
 	n.mkdir("sys")
 	n.reboot("boot-1")
