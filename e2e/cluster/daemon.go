@@ -16,7 +16,7 @@ import (
 )
 
 // stopPatience is how long a daemon may take to end when asked to, before it is killed.
-const stopPatience = 10 * time.Second
+const stopPatience = 5 * time.Second
 
 // machineEnv is the environment of what runs on a machine.
 func machineEnv() []string {

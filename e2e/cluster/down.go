@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -58,6 +59,13 @@ func (c *Cluster) Down(ctx context.Context) error {
 	if err := os.RemoveAll(c.dir); err != nil {
 		return err
 	}
+	// What is shared with other clusters goes with the last of them. Both calls refuse to remove
+	// what is not empty.
+	os.Remove(filepath.Dir(c.dir)) //nolint:errcheck
+	if left, err := os.ReadDir(netnsDir); err == nil && len(left) == 0 {
+		unix.Unmount(netnsDir, 0) //nolint:errcheck // ip(8) mounts the folder on itself
+		os.Remove(netnsDir)       //nolint:errcheck
+	}
 	c.config = Config{}
 	c.logf("cluster %s: down", c.name)
 	return nil
@@ -101,21 +109,28 @@ func killInNetns(names []string) error {
 		}
 		namespaces[st.Ino] = name
 	}
+	// A process that is ending loses its namespaces before it is gone, so what was found once is
+	// followed to its end.
+	ending := map[process]bool{}
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		found, err := processesIn(namespaces)
 		if err != nil {
 			return err
 		}
-		if len(found) == 0 {
+		for _, pid := range found {
+			if p, err := identify(pid); err == nil {
+				ending[p] = true
+			}
+			if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
+				return fmt.Errorf("kill process %d: %w", pid, err)
+			}
+		}
+		maps.DeleteFunc(ending, func(p process, _ bool) bool { return !p.alive() })
+		if len(found) == 0 && len(ending) == 0 {
 			return nil
 		}
 		if time.Now().After(deadline) {
 			return fmt.Errorf("processes %v do not end", found)
-		}
-		for _, pid := range found {
-			if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
-				return fmt.Errorf("kill process %d: %w", pid, err)
-			}
 		}
 	}
 }

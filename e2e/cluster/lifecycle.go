@@ -53,7 +53,7 @@ func (c *Cluster) waitComponent(ctx context.Context, m *machine, name string) er
 	url := map[string]string{
 		"controller-manager": "127.0.0.1:10257",
 		"scheduler":          "127.0.0.1:10259",
-		"kubelet":            "127.0.0.1:10248",
+		"kubelet":            "127.0.0.1:10250",
 	}[name]
 	ctx, cancel := context.WithTimeout(ctx, upPatience)
 	defer cancel()

@@ -167,7 +167,9 @@ func kubeletConfig(cluster string, c Config, n Node) ([]byte, error) {
 		"tlsPrivateKeyFile":        conf("kubelet.key"),
 		"containerRuntimeEndpoint": "unix://" + containerdSocket,
 		"resolvConf":               "",
-		"registerWithTaints":       taints,
+		// The usual folder is the outer machine's.
+		"volumePluginDir":    "/var/lib/kubelet/volume-plugins",
+		"registerWithTaints": taints,
 		// Each kubelet keeps to a cgroup of its own: they share one kernel. It limits pods, but
 		// cannot limit the sum of them, since the machine's resources are not its own.
 		"cgroupDriver":           "cgroupfs",
@@ -194,9 +196,9 @@ type runtimePaths struct {
 	snapshotter string // overlayfs, or native where the state folder is on an overlay itself
 }
 
-// containerdConfig renders containerd's configuration (version 3).
+// containerdConfig renders containerd's configuration.
 func containerdConfig(p runtimePaths) []byte {
-	return fmt.Appendf(nil, `version = 3
+	return fmt.Appendf(nil, `version = 4
 root = '/var/lib/containerd'
 state = '/run/containerd'
 
@@ -210,11 +212,13 @@ snapshotter = '%s'
 sandbox = '%s'
 
 [plugins.'io.containerd.cri.v1.runtime']
-enable_cdi = true
 # Not /etc/cdi: that folder is the outer machine's.
 cdi_spec_dirs = ['/var/run/cdi']
 # Without CAP_SYS_RESOURCE runc may not lower an OOM score, and fails if asked to.
 restrict_oom_score_adj = true
+
+[plugins.'io.containerd.internal.v1.opt']
+path = '/var/lib/containerd/opt'
 
 [plugins.'io.containerd.cri.v1.runtime'.cni]
 bin_dirs = ['%s']
