@@ -67,18 +67,21 @@ static unsigned collect(struct card *c)
 
 static __attribute__((noinline)) bool charge_after_collection(struct card *c, uint64_t units)
 {
-    if (units <= c->limit) {
-        collect(c);
-        if (charge(c, units))
-            return true;
-    }
-    __atomic_fetch_add(&share_of(c, 0)->ledger.account->refused, 1, __ATOMIC_RELAXED);
-    return false;
+    if (units > c->limit)
+        return false;
+    collect(c);
+    return charge(c, units);
 }
 
 bool card_charge(struct card *c, uint64_t units)
 {
     return charge(c, units) || charge_after_collection(c, units);
+}
+
+CUresult card_refuse(struct card *c)
+{
+    __atomic_fetch_add(&share_of(c, 0)->ledger.account->refused, 1, __ATOMIC_RELAXED);
+    return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 void card_force(struct card *c, uint64_t units)

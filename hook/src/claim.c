@@ -14,7 +14,7 @@ CUresult claim_card(struct claim *c, struct card *card, uint64_t bytes)
     if (pools_trim(c->card) && card_charge(c->card, c->units))
         return CUDA_SUCCESS;
     c->card = 0;
-    return CUDA_ERROR_OUT_OF_MEMORY;
+    return card_refuse(card);
 }
 
 CUresult claim_begin(struct claim *c, uint64_t bytes)

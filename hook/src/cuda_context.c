@@ -63,7 +63,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx, CUdevice dev)
     lock_take(&c->contexts);
     uint64_t overhead = c->primary ? 0 : card_context_overhead(c);
     if (overhead && !card_charge(c, overhead)) {
-        r = CUDA_ERROR_OUT_OF_MEMORY;
+        r = card_refuse(c);
     } else if ((r = REAL(cuDevicePrimaryCtxRetain)(ctx, dev))) {
         card_return(c, overhead);
     } else if (!c->primary) {
@@ -123,7 +123,7 @@ static CUresult creation(struct claim *claim, CUdevice dev)
         return r;
     claim->units = card_context_overhead(c);
     if (!card_charge(c, claim->units))
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        return card_refuse(c);
     claim->card = c;
     return CUDA_SUCCESS;
 }

@@ -163,7 +163,7 @@ static CUresult undo(struct card *c, const struct order *o)
     map_take(&process->pointers, *o->ptr, &e);
     REAL(cuMemFreeAsync)(*o->ptr, o->named);
     settle_all(c, true);
-    return CUDA_ERROR_OUT_OF_MEMORY;
+    return card_refuse(c);
 }
 
 /* Under the card's pool lock. */
@@ -179,7 +179,7 @@ static CUresult take_charged(struct card *c, const struct order *o, take_fn take
             return CUDA_ERROR_NOT_SUPPORTED;
         grows = to_units(growth(o->pool, reserved, o->bytes));
         if (grows && !card_charge(c, grows))
-            return CUDA_ERROR_OUT_OF_MEMORY;
+            return card_refuse(c);
     }
     CUresult r = take(o);
     if (!attribute(o->pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &now))

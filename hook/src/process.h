@@ -96,6 +96,9 @@ bool card_charge(struct card *c, uint64_t units);
 void card_force(struct card *c, uint64_t units);
 void card_return(struct card *c, uint64_t units);
 
+/* Counts a refusal; what the program is told. */
+CUresult card_refuse(struct card *c);
+
 /* Room left, units, never negative; dead processes no longer counted after
  * 100 ms. */
 uint64_t card_room(struct card *c);

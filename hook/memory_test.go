@@ -1,0 +1,290 @@
+package hook
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/sluice-gpu/sluice/hook/account"
+)
+
+const (
+	mi = 1 << 20
+	gi = 1 << 30
+)
+
+// waysIn are the ways by which programs come to the driver's functions.
+var waysIn = [][]string{
+	{"link"},
+	{"open", "libcuda.so.1"},
+	{"open", "libcuda.so." + driverVersion},
+	{"deep", "libcuda.so.1"},
+	{"space", "libcuda.so.1"},
+	{"proc", "11020", "0"},
+	{"proc", "12000", "1"},
+	{"proc", "13000", "0"},
+	{"proc", "13000", "2"},
+}
+
+// family is a way to take memory: how it is asked for, and what is charged for
+// 100 MiB.
+type family struct {
+	name    string
+	charged uint64
+	free    string // command that gives it back
+	arg     string
+}
+
+var families = []family{
+	{name: "linear", charged: 100 * mi},
+	{name: "managed", charged: 100 * mi},
+	{name: "pitch", charged: 100 * mi / 1000 * 1024}, // rows of 1000 bytes take 1024
+	{name: "vmm", charged: 100 * mi},
+	{name: "async", charged: 128 * mi}, // the driver's pool grows in steps of 32 MiB
+	{name: "async", charged: 128 * mi, free: "free-async"},
+	{name: "pool", charged: 128 * mi, arg: " 0"},
+	{name: "pool", charged: 128 * mi, arg: " 0", free: "free-async"},
+}
+
+// TestEveryFamilyIsChargedOnceAndReturnedOnce also shows that what is above
+// the cap is refused with CUDA_ERROR_OUT_OF_MEMORY and charges nothing.
+func TestEveryFamilyIsChargedOnceAndReturnedOnce(t *testing.T) {
+	n := newNode(t, 1, 80*gi, 0)
+	for _, way := range waysIn {
+		t.Run(strings.Join(way, " "), func(t *testing.T) {
+			n := *n
+			n.t = t
+			name := strings.Join(way, "-")
+			n.share(name, 0, gi, 0)
+			p := n.start(n.container(name, []int{0}, name), way...)
+			p.want("init", "0")
+			p.want("retain 0", "0")
+			p.want("pool 0", "0")
+			for i, f := range families {
+				p.want("alloc "+f.name+" 1025Mi"+f.arg, "2")
+				if u := n.usage(name); u.Memory != 0 {
+					t.Errorf("%s: a refused allocation left a charge of %d", f.name, u.Memory)
+				}
+				p.want("alloc "+f.name+" 100Mi"+f.arg, fmt.Sprintf("0 #%d", i))
+				if u := n.usage(name); u.Memory-f.charged >= account.Unit {
+					t.Errorf("%s: charged %d, want %d", f.name, u.Memory, f.charged)
+				}
+				free := f.free
+				if free == "" {
+					free = "free"
+				}
+				p.want(fmt.Sprintf("%s %d", free, i), "0")
+				p.want("sync", "0")
+				p.want("info", "0 free 1024Mi+0 total 1024Mi")
+				if u := n.usage(name); u.Memory != 0 {
+					t.Errorf("%s: %d bytes did not come back", f.name, u.Memory)
+				}
+			}
+			p.end()
+		})
+	}
+}
+
+// TestTheFirstByteAboveTheLimitIsRefused in one run without overhead and in
+// one where each context takes 300 MiB.
+func TestTheFirstByteAboveTheLimitIsRefused(t *testing.T) {
+	for _, overhead := range []uint64{0, 300 * mi} {
+		n := newNode(t, 1, 80*gi, overhead)
+		n.share("a", 0, 20*gi, overhead)
+		p := n.start(n.container("a", []int{0}, "a"), "proc", "13000", "0")
+		p.want("init", "0")
+		p.want("retain 0", "0")
+		left := 20*gi - overhead
+		p.want("info", fmt.Sprintf("0 free %dMi+0 total 20480Mi", left/mi))
+		p.want(fmt.Sprintf("alloc linear %d", left-512), "0 #0")
+		p.want("alloc linear 513", "2")
+		p.want("alloc linear 512", "0 #1")
+		p.want("alloc linear 1", "2")
+		p.want("info", "0 free 0Mi+0 total 20480Mi")
+		p.want("free 1", "0")
+		p.want("alloc linear 1", "0 #2")
+		if u := n.usage("a"); u.Memory != 20*gi || u.Peak != 20*gi || u.Refused != 2 {
+			t.Errorf("overhead %d: %+v", overhead, u)
+		}
+		p.end()
+	}
+}
+
+func TestAContextThatDoesNotFitIsRefused(t *testing.T) {
+	n := newNode(t, 1, 80*gi, 300*mi)
+	n.share("a", 0, 500*mi, 300*mi)
+	p := n.start(n.container("a", []int{0}, "a"))
+	p.want("init", "0")
+	p.want("retain 0", "0")
+	p.want("context 0", "2")
+	p.want("info", "0 free 200Mi+0 total 500Mi")
+	p.want("retain 0", "0") // the same context once more
+	p.want("info", "0 free 200Mi+0 total 500Mi")
+	p.end()
+}
+
+// TestTheEndOfAContextReturnsAllThatLivesInIt: by destruction, by reset, by the
+// last release; once, and no sooner.
+func TestTheEndOfAContextReturnsAllThatLivesInIt(t *testing.T) {
+	n := newNode(t, 1, 80*gi, 100*mi)
+	n.share("a", 0, 4*gi, 100*mi)
+	p := n.start(n.container("a", []int{0}, "a"))
+	memory := func(want uint64) {
+		t.Helper()
+		if u := n.usage("a"); u.Memory != want*mi {
+			t.Errorf("charged %d MiB, want %d", u.Memory/mi, want)
+		}
+	}
+	p.want("init", "0")
+	p.want("context 0", "0")
+	p.want("use 0", "0")
+	p.want("alloc linear 500Mi", "0 #0")
+	p.want("alloc managed 200Mi", "0 #1")
+	p.want("retain 0", "0")
+	p.want("alloc linear 1000Mi", "0 #2")
+	memory(1900)
+	p.want("destroy 0", "0")
+	memory(1100)
+	p.want("retain 0", "0")
+	p.want("release 0", "0")
+	memory(1100)
+	p.want("release 0", "0")
+	memory(0)
+	p.want("retain 0", "0")
+	p.want("alloc linear 10Mi", "0 #3")
+	memory(110)
+	p.want("reset 0", "0")
+	memory(0)
+	p.end()
+}
+
+// TestVirtualMemoryIsChargedUntilHandlesAndMappingsAreGone, in whichever order
+// they go.
+func TestVirtualMemoryIsChargedUntilHandlesAndMappingsAreGone(t *testing.T) {
+	n := newNode(t, 1, 80*gi, 0)
+	n.share("a", 0, gi, 0)
+	p := n.start(n.container("a", []int{0}, "a"))
+	for _, step := range []struct {
+		command, answer string
+		charged         uint64
+	}{
+		{"init", "0", 0},
+		{"alloc vmm 512Mi", "0 #0", 512}, // without any context
+		{"retain 0", "0", 512},
+		{"map 0", "0", 512},
+		{"free 0", "0", 512}, // the mapping keeps it
+		{"alloc vmm 514Mi", "2", 512},
+		{"keep 0", "0", 512}, // a handle again, from the address
+		{"unmap 0", "0", 512},
+		{"free 0", "0", 0},
+		{"alloc vmm 1024Mi", "0 #1", 1024},
+		{"free 1", "0", 0},
+		{"free 1", "1", 0}, // not twice
+	} {
+		if got := p.tell(step.command); got != step.answer {
+			t.Errorf("%s: got %q, want %q", step.command, got, step.answer)
+		}
+		if u := n.usage("a"); u.Memory != step.charged*mi {
+			t.Errorf("%s: charged %d MiB, want %d", step.command, u.Memory/mi, step.charged)
+		}
+	}
+	p.end()
+}
+
+// TestVirtualMemoryIsChargedToTheCardThatItNames, not to the current one.
+func TestVirtualMemoryIsChargedToTheCardThatItNames(t *testing.T) {
+	n := newNode(t, 2, 80*gi, 0)
+	n.share("a", 0, gi, 0)
+	n.share("b", 1, gi, 0)
+	p := n.start(n.container("a", []int{0, 1}, "a", "b"))
+	p.want("init", "0")
+	p.want("retain 0", "0")
+	p.want("alloc vmm 600Mi 1", "0 #0")
+	p.want("alloc vmm 600Mi 1", "2")
+	p.want("alloc vmm 600Mi 0", "0 #1")
+	if a, b := n.usage("a"), n.usage("b"); a.Memory != 600*mi || b.Memory != 600*mi {
+		t.Errorf("charged %d and %d MiB, want 600 each", a.Memory/mi, b.Memory/mi)
+	}
+	p.end()
+}
+
+// TestAPoolGivesBackWhatItKeepsBeforeAnythingIsRefused: what was freed to a
+// pool is no reason for an out-of-memory error.
+func TestAPoolGivesBackWhatItKeepsBeforeAnythingIsRefused(t *testing.T) {
+	n := newNode(t, 1, 80*gi, 0)
+	n.share("a", 0, gi, 0)
+	p := n.start(n.container("a", []int{0}, "a"))
+	p.want("init", "0")
+	p.want("retain 0", "0")
+	p.want("alloc async 900Mi", "0 #0")
+	p.want("alloc linear 200Mi", "2")
+	p.want("alloc async 200Mi", "2")
+	p.want("free-async 0", "0")
+	p.want("alloc linear 900Mi", "0 #1") // trimmed, no synchronisation by the program
+	p.want("free 1", "0")
+	p.want("info", "0 free 1024Mi+0 total 1024Mi")
+
+	// A pool that is destroyed while something of it lives.
+	p.want("pool 0", "0")
+	p.want("alloc pool 300Mi 0", "0 #2")
+	p.want("pool-destroy 0", "0")
+	if u := n.usage("a"); u.Memory < 300*mi {
+		t.Errorf("charged %d MiB of a living allocation of 300", u.Memory/mi)
+	}
+	p.want("free 2", "0")
+	p.want("info", "0 free 1024Mi+0 total 1024Mi")
+	p.end()
+}
+
+// TestReportsSayWhatTheDriverSaysWhereTheSliceHasNoSay: before cuInit, without
+// a context, without a place for the answer.
+func TestReportsSayWhatTheDriverSaysWhereTheSliceHasNoSay(t *testing.T) {
+	n := newNode(t, 1, 80*gi, 0)
+	n.share("a", 0, gi, 0)
+	p := n.start(n.container("a", []int{0}, "a"))
+	p.want("info", "3 free 0Mi+0 total 0Mi")
+	p.want("alloc linear 1Mi", "3")
+	p.want("total 0", "3 total 0Mi")
+	p.want("init", "0")
+	p.want("info", "201 free 0Mi+0 total 0Mi")
+	p.want("info-null", "201 201 201 free 0Mi total 0Mi")
+	p.want("alloc linear 1Mi", "201")
+	p.want("total 0", "0 total 1024Mi")
+	p.want("total 7", "101 total 0Mi")
+	p.want("retain 0", "0")
+	p.want("alloc linear 1000Mi", "0 #0")
+	p.want("info-null", "0 0 0 free 24Mi total 1024Mi")
+	p.want("use-none", "0")
+	p.want("info", "201 free 0Mi+0 total 0Mi")
+	p.end()
+}
+
+// TestFreeIsNeverNegative when more is charged than the limit allows.
+func TestFreeIsNeverNegative(t *testing.T) {
+	n := newNode(t, 1, 80*gi, 0)
+	dir := n.share("a", 0, gi, 0)
+	p := n.start(n.container("a", []int{0}, "a"))
+	p.want("init", "0")
+	p.want("retain 0", "0")
+
+	f, err := os.OpenFile(filepath.Join(dir, account.AccountFile), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	// The total word, as somebody of the share could have left it: 5 GiB.
+	word := make([]byte, 8)
+	for i, b := range []uint64{5 * gi >> 9 << 30} {
+		for k := range 8 {
+			word[i*8+k] = byte(b >> (8 * k))
+		}
+	}
+	if _, err := f.WriteAt(word, 64); err != nil {
+		t.Fatal(err)
+	}
+	p.want("info", "0 free 0Mi+0 total 1024Mi")
+	p.want("alloc linear 1", "2")
+	p.end()
+}

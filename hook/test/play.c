@@ -1,0 +1,292 @@
+/*
+ * A CUDA program that does what it is told, one command a line on stdin, and
+ * answers each with one line. The tests' stories are written in its commands.
+ *
+ *     play [link|open NAME|deep NAME|space NAME|proc VERSION FLAGS]
+ *
+ * says how it comes to the driver's functions: linked, by dlopen and dlsym
+ * (also with RTLD_DEEPBIND, and by dlmopen), or by cuGetProcAddress_v2.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cuda_abi.h"
+
+#define FUNCTIONS(F)                                                                                          \
+    F(cuInit, cuInit, (unsigned))                                                                             \
+    F(cuDeviceTotalMem_v2, cuDeviceTotalMem, (size_t *, CUdevice))                                            \
+    F(cuMemGetInfo_v2, cuMemGetInfo, (size_t *, size_t *))                                                    \
+    F(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice))                            \
+    F(cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxRelease, (CUdevice))                                    \
+    F(cuDevicePrimaryCtxReset_v2, cuDevicePrimaryCtxReset, (CUdevice))                                        \
+    F(cuCtxSetCurrent, cuCtxSetCurrent, (CUcontext))                                                          \
+    F(cuCtxCreate_v2, cuCtxCreate, (CUcontext *, unsigned, CUdevice))                                         \
+    F(cuCtxDestroy_v2, cuCtxDestroy, (CUcontext))                                                             \
+    F(cuCtxSynchronize, cuCtxSynchronize, (void))                                                             \
+    F(cuMemAlloc_v2, cuMemAlloc, (CUdeviceptr *, size_t))                                                     \
+    F(cuMemAllocPitch_v2, cuMemAllocPitch, (CUdeviceptr *, size_t *, size_t, size_t, unsigned))               \
+    F(cuMemAllocManaged, cuMemAllocManaged, (CUdeviceptr *, size_t, unsigned))                                \
+    F(cuMemFree_v2, cuMemFree, (CUdeviceptr))                                                                 \
+    F(cuMemAllocAsync, cuMemAllocAsync, (CUdeviceptr *, size_t, CUstream))                                    \
+    F(cuMemFreeAsync, cuMemFreeAsync, (CUdeviceptr, CUstream))                                                \
+    F(cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync, (CUdeviceptr *, size_t, CUmemoryPool, CUstream))      \
+    F(cuMemPoolCreate, cuMemPoolCreate, (CUmemoryPool *, const CUmemPoolProps *))                             \
+    F(cuMemPoolDestroy, cuMemPoolDestroy, (CUmemoryPool))                                                     \
+    F(cuMemPoolTrimTo, cuMemPoolTrimTo, (CUmemoryPool, size_t))                                               \
+    F(cuMemCreate, cuMemCreate,                                                                               \
+      (CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long))              \
+    F(cuMemRelease, cuMemRelease, (CUmemGenericAllocationHandle))                                             \
+    F(cuMemAddressReserve, cuMemAddressReserve, (CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long)) \
+    F(cuMemMap, cuMemMap, (CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long))    \
+    F(cuMemUnmap, cuMemUnmap, (CUdeviceptr, size_t))                                                          \
+    F(cuMemRetainAllocationHandle, cuMemRetainAllocationHandle, (CUmemGenericAllocationHandle *, void *))
+
+#define F(name, asked, params) static CUresult(*p_##name) params;
+FUNCTIONS(F)
+#undef F
+
+#ifdef LINKED
+#define F(name, asked, params) extern CUresult name params;
+FUNCTIONS(F)
+#undef F
+#endif
+
+static int no_such_function(void)
+{
+    return 9999;
+}
+
+static void come_in(int argc, char **argv)
+{
+    const char *how = argc > 1 ? argv[1] : "open", *name = argc > 2 ? argv[2] : "libcuda.so.1";
+    CUresult (*get)(const char *, void **, int, uint64_t, int *) = 0;
+    void *lib = 0;
+#ifdef LINKED
+    if (!strcmp(how, "link")) {
+#define F(name, asked, params) p_##name = name;
+        FUNCTIONS(F)
+#undef F
+        return;
+    }
+#endif
+    if (!strcmp(how, "open"))
+        lib = dlopen(name, RTLD_NOW);
+    else if (!strcmp(how, "deep"))
+        lib = dlopen(name, RTLD_NOW | RTLD_DEEPBIND);
+    else if (!strcmp(how, "space"))
+        lib = dlmopen(LM_ID_NEWLM, name, RTLD_NOW);
+    else if (!strcmp(how, "proc")) {
+        lib = dlopen("libcuda.so.1", RTLD_NOW);
+        if (lib)
+            *(void **)&get = dlsym(lib, "cuGetProcAddress_v2");
+    }
+    if (!lib) {
+        fprintf(stderr, "play: %s\n", dlerror());
+        exit(2);
+    }
+    int status = -1;
+#define F(name, asked, params)                                                       \
+    if (get) {                                                                       \
+        if (get(#asked, (void **)&p_##name, atoi(argv[2]), strtoul(argv[3], 0, 0), &status) || status) \
+            p_##name = 0;                                                            \
+    } else                                                                           \
+        *(void **)&p_##name = dlsym(lib, #name);                                     \
+    if (!p_##name)                                                                   \
+        *(void **)&p_##name = (void *)no_such_function;
+    FUNCTIONS(F)
+#undef F
+}
+
+static struct thing {
+    char family[16];
+    CUdeviceptr ptr;
+    size_t bytes;
+    CUmemGenericAllocationHandle handle;
+    CUmemoryPool pool;
+} things[200000];
+static int n_things;
+static CUcontext contexts[64];
+static int n_contexts;
+static CUmemoryPool pools[16];
+static int n_pools;
+
+static size_t size(const char *s)
+{
+    char *end;
+    size_t n = strtoull(s, &end, 0);
+    if (!strcmp(end, "Ki"))
+        return n << 10;
+    if (!strcmp(end, "Mi"))
+        return n << 20;
+    if (!strcmp(end, "Gi"))
+        return n << 30;
+    return n;
+}
+
+static CUresult allocate(struct thing *t, const char *family, size_t bytes, int arg)
+{
+    CUmemAllocationProp prop = {.type = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, arg}};
+    size_t pitch;
+    snprintf(t->family, sizeof t->family, "%s", family);
+    t->bytes = bytes;
+    if (!strcmp(family, "linear"))
+        return p_cuMemAlloc_v2(&t->ptr, bytes);
+    if (!strcmp(family, "pitch")) /* rows of 1000 bytes */
+        return p_cuMemAllocPitch_v2(&t->ptr, &pitch, 1000, bytes / 1000, 4);
+    if (!strcmp(family, "managed"))
+        return p_cuMemAllocManaged(&t->ptr, bytes, 1);
+    if (!strcmp(family, "async"))
+        return p_cuMemAllocAsync(&t->ptr, bytes, 0);
+    if (!strcmp(family, "pool"))
+        return p_cuMemAllocFromPoolAsync(&t->ptr, bytes, pools[arg], 0);
+    if (!strcmp(family, "vmm"))
+        return p_cuMemCreate(&t->handle, bytes, &prop, 0);
+    return -1;
+}
+
+static CUresult release(struct thing *t, int async)
+{
+    if (!strcmp(t->family, "vmm"))
+        return p_cuMemRelease(t->handle);
+    return async ? p_cuMemFreeAsync(t->ptr, 0) : p_cuMemFree_v2(t->ptr);
+}
+
+/* One command; prints its answer. */
+static void obey(char *line)
+{
+    char *a[6] = {0};
+    int n = 0;
+    for (char *w = strtok(line, " \n"); w && n < 6; w = strtok(0, " \n"))
+        a[n++] = w;
+    if (!n)
+        return;
+#define IS(name) (!strcmp(a[0], name))
+#define NUMBER(i) (a[i] ? atoi(a[i]) : 0)
+    CUresult r = -1;
+    if (IS("init"))
+        r = p_cuInit(0);
+    else if (IS("retain")) {
+        r = p_cuDevicePrimaryCtxRetain(&contexts[n_contexts], NUMBER(1));
+        if (!r)
+            p_cuCtxSetCurrent(contexts[n_contexts++]);
+    } else if (IS("release"))
+        r = p_cuDevicePrimaryCtxRelease_v2(NUMBER(1));
+    else if (IS("reset"))
+        r = p_cuDevicePrimaryCtxReset_v2(NUMBER(1));
+    else if (IS("context")) {
+        r = p_cuCtxCreate_v2(&contexts[n_contexts], 0, NUMBER(1));
+        n_contexts += !r;
+    } else if (IS("destroy"))
+        r = p_cuCtxDestroy_v2(contexts[NUMBER(1)]);
+    else if (IS("use"))
+        r = p_cuCtxSetCurrent(contexts[NUMBER(1)]);
+    else if (IS("use-none"))
+        r = p_cuCtxSetCurrent(0);
+    else if (IS("sync"))
+        r = p_cuCtxSynchronize();
+    else if (IS("alloc")) { /* alloc FAMILY BYTES [ARG] */
+        r = allocate(&things[n_things], a[1], size(a[2]), NUMBER(3));
+        if (!r) {
+            printf("%d #%d\n", r, n_things++);
+            return;
+        }
+    } else if (IS("fill")) { /* fill FAMILY BYTES [ARG]: as often as it goes */
+        int first = n_things;
+        while (!(r = allocate(&things[n_things], a[1], size(a[2]), NUMBER(3))))
+            n_things++;
+        printf("%d after %d\n", r, n_things - first);
+        return;
+    } else if (IS("free") || IS("free-async"))
+        r = release(&things[NUMBER(1)], IS("free-async"));
+    else if (IS("map")) { /* map THING: at an address of its own */
+        struct thing *t = &things[NUMBER(1)];
+        r = p_cuMemAddressReserve(&t->ptr, t->bytes, 0, 0, 0);
+        if (!r)
+            r = p_cuMemMap(t->ptr, t->bytes, 0, t->handle, 0);
+    } else if (IS("unmap"))
+        r = p_cuMemUnmap(things[NUMBER(1)].ptr, things[NUMBER(1)].bytes);
+    else if (IS("keep")) /* keep THING: a further handle by its address */
+        r = p_cuMemRetainAllocationHandle(&things[NUMBER(1)].handle, (void *)(uintptr_t)(things[NUMBER(1)].ptr + 4096));
+    else if (IS("pool")) {
+        CUmemPoolProps props = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, NUMBER(1)}};
+        r = p_cuMemPoolCreate(&pools[n_pools], &props);
+        n_pools += !r;
+    } else if (IS("pool-destroy"))
+        r = p_cuMemPoolDestroy(pools[NUMBER(1)]);
+    else if (IS("pool-trim"))
+        r = p_cuMemPoolTrimTo(pools[NUMBER(1)], 0);
+    else if (IS("info")) {
+        size_t free = 0, total = 0;
+        r = p_cuMemGetInfo_v2(&free, &total);
+        printf("%d free %zuMi+%zu total %zuMi\n", r, free >> 20, free & 0xfffff, total >> 20);
+        return;
+    } else if (IS("info-null")) {
+        size_t free = 0, total = 0;
+        int r1 = p_cuMemGetInfo_v2(0, &total), r2 = p_cuMemGetInfo_v2(&free, 0), r3 = p_cuMemGetInfo_v2(0, 0);
+        printf("%d %d %d free %zuMi total %zuMi\n", r1, r2, r3, free >> 20, total >> 20);
+        return;
+    } else if (IS("total")) {
+        size_t total = 0;
+        r = p_cuDeviceTotalMem_v2(&total, NUMBER(1));
+        printf("%d total %zuMi\n", r, total >> 20);
+        return;
+    } else if (IS("fork")) { /* the child obeys the rest */
+        fflush(stdout);
+        pid_t child = fork();
+        if (child) {
+            int status;
+            waitpid(child, &status, 0);
+            _exit(0);
+        }
+        n_things = n_contexts = n_pools = 0;
+        r = 0;
+    } else if (IS("fork-idle") || IS("clone-idle")) { /* a child that does nothing and outlives us */
+        fflush(stdout);
+        pid_t child = IS("fork-idle") ? fork() : (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+        if (!child) {
+            close(0);
+            close(1);
+            close(2);
+            sleep(100);
+            _exit(0);
+        }
+        printf("%d\n", (int)child);
+        return;
+    } else if (IS("spawn-idle")) { /* the same by spawn and exec */
+        static char *const sleep_args[] = {(char *)"sleep", (char *)"100", 0};
+        posix_spawn_file_actions_t quiet;
+        pid_t child = -1;
+        posix_spawn_file_actions_init(&quiet);
+        for (int fd = 0; fd < 3; fd++)
+            posix_spawn_file_actions_addclose(&quiet, fd);
+        posix_spawn(&child, "/bin/sleep", &quiet, 0, sleep_args, 0);
+        printf("%d\n", (int)child);
+        return;
+    } else if (IS("close-all")) { /* as daemons do */
+        for (int fd = 3; fd < 256; fd++)
+            close(fd);
+        r = 0;
+    } else if (IS("kill"))
+        kill(getpid(), SIGKILL);
+    printf("%d\n", r);
+}
+
+int main(int argc, char **argv)
+{
+    static char line[512];
+    setvbuf(stdin, 0, _IONBF, 0); /* a forked child must not find our lines */
+    setvbuf(stdout, 0, _IOLBF, 0);
+    come_in(argc, argv);
+    while (fgets(line, sizeof line, stdin))
+        obey(line);
+    return 0;
+}
