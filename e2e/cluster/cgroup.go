@@ -117,16 +117,23 @@ func (c cgroups) create(path string) error {
 	return nil
 }
 
+// podControllers are what kubelet and runc use of version 2's controllers.
+var podControllers = []string{"cpu", "cpuset", "hugetlb", "io", "memory", "pids"}
+
+// delegateControllers lets the children of a version 2 cgroup use the controllers that it has.
 func delegateControllers(dir string) error {
 	available, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
 	if err != nil {
 		return fmt.Errorf("cgroup: %w", err)
 	}
+	var enable []string
 	for _, controller := range strings.Fields(string(available)) {
-		file := filepath.Join(dir, "cgroup.subtree_control")
-		if err := os.WriteFile(file, []byte("+"+controller), 0o644); err != nil {
-			return fmt.Errorf("cgroup: cannot pass controller %s on below %s (does a process live in it?): %w", controller, dir, err)
+		if slices.Contains(podControllers, controller) {
+			enable = append(enable, "+"+controller)
 		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte(strings.Join(enable, " ")), 0o644); err != nil {
+		return fmt.Errorf("cgroup: cannot pass %v on below %s (does a process live in it?): %w", enable, dir, err)
 	}
 	return nil
 }
