@@ -53,7 +53,7 @@ func (p *Plan) Devices() []resourceapi.Device {
 func (c Card) device() resourceapi.Device {
 	d := resourceapi.Device{
 		Name:                     c.Device,
-		Attributes:               attributes(driver.TypeGPU, c.GPU, c.Position),
+		Attributes:               attributes(driver.TypeGPU, c.Device, c.GPU, c.Position),
 		AllowMultipleAllocations: ptr.To(true),
 		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
 			driver.CapacityMemory: c.memory(),
@@ -117,25 +117,25 @@ func (p *Plan) monitor() resourceapi.Device {
 	}
 	return resourceapi.Device{
 		Name:       driver.MonitorDevice,
-		Attributes: attributes(driver.TypeMonitor, node, -1),
+		Attributes: attributes(driver.TypeMonitor, driver.MonitorDevice, node, -1),
 	}
 }
 
 // attributes use the names of NVIDIA's DRA driver where it has one, so that
 // selectors written for it work unchanged. Unknown values are neutral but
 // never equal to those of another card where equality means nearness.
-func attributes(kind string, g gpu.GPU, position int) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
+func attributes(kind, device string, g gpu.GPU, position int) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
 	numa := int64(g.NUMANode)
 	if numa < 0 {
 		numa = int64(-101 - position)
 	}
 	root := g.PCIeRoot
 	if root == "" {
-		root = fmt.Sprintf("unknown-%d", position)
+		root = "unknown-" + device
 	}
 	link := g.NVLinkDomain
 	if link == "" {
-		link = fmt.Sprintf("none-%d", position)
+		link = "none-" + device
 	}
 	return map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
 		"type":                  text(kind),

@@ -1,0 +1,232 @@
+package state
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
+	"pgregory.net/rapid"
+)
+
+func newStore(t *testing.T) *Store {
+	t.Helper()
+	dir := t.TempDir()
+	s := &Store{Dir: dir, BootIDFile: filepath.Join(dir, "boot_id")}
+	writeFile(t, s.BootIDFile, "boot-1\n")
+	return s
+}
+
+func writeFile(t *testing.T, name, content string) {
+	t.Helper()
+	if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func add(uid string, memory int64) func(*Checkpoint) error {
+	return func(c *Checkpoint) error {
+		id := types.UID(uid)
+		c.Claims[id] = Claim{UID: id, Namespace: "ns", Name: uid, Shares: []Share{{Device: "gpu-1", MemoryMi: memory, Cores: 10}}}
+		return nil
+	}
+}
+
+func read(t *testing.T, s *Store) *Checkpoint {
+	t.Helper()
+	var out *Checkpoint
+	if err := s.Update(func(c *Checkpoint) error { out = c; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func TestWhatIsSavedIsReadBackByAnotherProcess(t *testing.T) {
+	s := newStore(t)
+	for _, f := range []func(*Checkpoint) error{add("a", 1), add("b", 2)} {
+		if err := s.Update(f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	other := &Store{Dir: s.Dir, BootIDFile: s.BootIDFile}
+	if got := read(t, other).Claims; len(got) != 2 || got["b"].Shares[0].MemoryMi != 2 {
+		t.Errorf("read %+v", got)
+	}
+}
+
+func TestAFailedUpdateSavesNothing(t *testing.T) {
+	s := newStore(t)
+	if err := s.Update(add("a", 1)); err != nil {
+		t.Fatal(err)
+	}
+	want := errors.New("no")
+	err := s.Update(func(c *Checkpoint) error { delete(c.Claims, "a"); return want })
+	if !errors.Is(err, want) {
+		t.Fatalf("got %v", err)
+	}
+	if len(read(t, s).Claims) != 1 {
+		t.Error("the claim is gone")
+	}
+}
+
+func TestARebootVoidsEverything(t *testing.T) {
+	s := newStore(t)
+	if err := s.Update(add("a", 1)); err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, s.BootIDFile, "boot-2\n")
+	var found []Finding
+	s.Report = func(f Finding) { found = append(found, f) }
+	c := read(t, s)
+	if len(c.Claims) != 0 || c.BootID != "boot-2" {
+		t.Errorf("after the reboot: %+v", c)
+	}
+	if len(found) != 1 || !found[0].Rebooted || found[0].Claims != 1 {
+		t.Errorf("reported %+v", found)
+	}
+	found = nil
+	read(t, s)
+	if len(found) != 0 {
+		t.Errorf("reported again: %+v", found)
+	}
+}
+
+func TestWithoutABootIDNothingIsTrusted(t *testing.T) {
+	s := newStore(t)
+	for name, prepare := range map[string]func(){
+		"missing": func() { _ = os.Remove(s.BootIDFile) },
+		"empty":   func() { writeFile(t, s.BootIDFile, "\n") },
+	} {
+		prepare()
+		err := s.Update(func(*Checkpoint) error { t.Error("called"); return nil })
+		if err == nil || !strings.Contains(err.Error(), "boot id") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestFieldsOfALaterProgramAreTolerated(t *testing.T) {
+	data := `{"bootID":"b","colour":"blue","claims":{"a":{"uid":"a","namespace":"n","name":"x","mood":1,"shares":[{"device":"gpu-1","memoryMi":5,"later":true}]}}}`
+	file := fmt.Sprintf(`{"version":1,"also":"new","checksum":"%s","data":%s}`, sum([]byte(data)), data)
+	c, err := Decode([]byte(file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m, _ := c.Held("gpu-1", ""); m != 5 {
+		t.Errorf("%dMi held, want 5", m)
+	}
+}
+
+func TestDecodeSaysWhatIsWrong(t *testing.T) {
+	good, err := Encode(New("b"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct{ file, want string }{
+		"empty":      {"", "empty"},
+		"blank":      {" \n", "empty"},
+		"cut":        {string(good[:len(good)-3]), "unexpected end"},
+		"newer":      {strings.Replace(string(good), `"version":1`, `"version":9`, 1), "version 9, this program reads up to version 1"},
+		"no version": {`{"data":{}}`, "version 0"},
+		"changed":    {strings.Replace(string(good), `"bootID":"b"`, `"bootID":"c"`, 1), "checksum"},
+	} {
+		_, err := Decode([]byte(tc.file))
+		if !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: %v, want %q in it", name, err, tc.want)
+		}
+	}
+}
+
+func TestHeldCountsSharesOfOthersThatTakeSomething(t *testing.T) {
+	c := New("b")
+	c.Claims["a"] = Claim{UID: "a", Namespace: "n", Name: "a", Shares: []Share{
+		{Device: "gpu-1", MemoryMi: 10, Cores: 5}, {Device: "gpu-1", MemoryMi: 1}, {Device: "gpu-2", MemoryMi: 100},
+	}}
+	c.Claims["b"] = Claim{UID: "b", Namespace: "n", Name: "b", Shares: []Share{{Device: "gpu-1", MemoryMi: 7, Cores: 7}}}
+	c.Claims["admin"] = Claim{UID: "admin", Namespace: "n", Name: "z", Shares: []Share{{Device: "gpu-1", MemoryMi: 1000, Admin: true}}}
+	if m, cores := c.Held("gpu-1", "b"); m != 11 || cores != 5 {
+		t.Errorf("held %dMi %d cores", m, cores)
+	}
+	if got := c.Holders("gpu-1", ""); !cmp.Equal(got, []string{"n/a", "n/b"}) {
+		t.Errorf("holders %v", got)
+	}
+}
+
+func TestUpdatesOfManyProcessesTakeTurns(t *testing.T) {
+	s := newStore(t)
+	var wg sync.WaitGroup
+	for i := range 50 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			one := &Store{Dir: s.Dir, BootIDFile: s.BootIDFile} // as another process has it
+			if err := one.Update(add(fmt.Sprint(i), 1)); err != nil {
+				t.Error(err)
+			}
+		}()
+	}
+	wg.Wait()
+	if got := len(read(t, s).Claims); got != 50 {
+		t.Errorf("%d claims, want 50", got)
+	}
+	left, _ := filepath.Glob(filepath.Join(s.Dir, ".*"))
+	if len(left) > 0 {
+		t.Errorf("temporary files left: %v", left)
+	}
+}
+
+func TestEncodeAndDecodeAreInverse(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		c := New(rapid.String().Draw(t, "boot"))
+		for i := range rapid.IntRange(0, 4).Draw(t, "claims") {
+			uid := types.UID(fmt.Sprintf("uid-%d", i))
+			claim := Claim{UID: uid, Namespace: "n", Name: rapid.StringMatching(`[a-z]{1,8}`).Draw(t, "name")}
+			for range rapid.IntRange(1, 3).Draw(t, "shares") {
+				claim.Shares = append(claim.Shares, Share{
+					Request: "r", Pool: "p", Device: rapid.StringMatching(`gpu-[0-9a-f]{8}`).Draw(t, "device"),
+					ShareID: types.UID(rapid.StringMatching(`[a-z0-9]{0,4}`).Draw(t, "share")), Cards: []string{"GPU-1"},
+					Admin: rapid.Bool().Draw(t, "admin"), MemoryMi: rapid.Int64Range(0, 1<<40).Draw(t, "memory"),
+					Cores: rapid.Int64Range(0, 100).Draw(t, "cores"), Whole: rapid.Bool().Draw(t, "whole"), Limited: rapid.Bool().Draw(t, "limited"),
+				})
+			}
+			c.Claims[uid] = claim
+		}
+		b, err := Encode(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := Decode(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(c, again); diff != "" {
+			t.Fatal(diff)
+		}
+	})
+}
+
+func FuzzDecode(f *testing.F) {
+	good, _ := Encode(New("b"))
+	f.Add(good)
+	f.Add([]byte("{}"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		c, err := Decode(b)
+		if err != nil {
+			if !errors.Is(err, ErrCorrupt) {
+				t.Fatalf("error of another kind: %v", err)
+			}
+			return
+		}
+		if c.Claims == nil {
+			t.Fatal("no claims map")
+		}
+		if _, err := Encode(c); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
