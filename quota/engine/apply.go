@@ -49,6 +49,8 @@ func (e *Engine) Apply(ev Event) {
 		e.released(ev.ID)
 	case RoomChanged:
 		e.roomChanged(ev.Flavors)
+	case LocalUsageRecalled:
+		e.recallUsage(ev)
 	case Tick:
 		e.tick(instantOf(ev.Now))
 	}
@@ -282,7 +284,7 @@ func (e *Engine) applyWorkload(spec *Workload) {
 	w.roomKey, w.gated, w.inactive = spec.RoomKey, spec.PreemptionGated, spec.Inactive
 	w.pause, w.refused = spec.Hold, spec.Refused
 	w.said = saying{}
-	w.roomSince = 0
+	e.unkeep(w, false)
 	e.move(w, e.local(spec.LocalQueue))
 	if q != nil {
 		q.addHolder(w)
@@ -329,7 +331,7 @@ func (e *Engine) removeWorkload(id WorkloadID) {
 	e.cancelPromise(w)
 	e.dropHold(w)
 	e.stopTimer(w)
-	e.unkeep(w)
+	e.unkeep(w, false)
 	e.move(w, nil)
 	e.dropShape(w.shape)
 	delete(e.works, id)
@@ -499,26 +501,4 @@ func (e *Engine) tick(now instant) {
 		e.seat(w)
 	}
 	e.tickUsage()
-	e.tickRoom()
-}
-
-// roomChanged wakes those that wait for room in one of the flavors.
-func (e *Engine) roomChanged(flavors []FlavorName) {
-	for c := range e.roomWaiters {
-		if len(flavors) == 0 || len(c.roomFlavors) == 0 || overlaps(flavors, c.roomFlavors) {
-			delete(e.roomWaiters, c)
-			e.unpark(c)
-		}
-	}
-}
-
-func overlaps(a, b []FlavorName) bool {
-	for _, x := range a {
-		for _, y := range b {
-			if x == y {
-				return true
-			}
-		}
-	}
-	return false
 }

@@ -41,8 +41,8 @@ type nomination struct {
 	victims   []victim
 	excluded  []pick
 	room      *NoRoom
-	share     share
-	lca       *node
+	// place is where it stands in a lineup.
+	place int
 }
 
 // pick is a choice of flavor: option of a group of a pod set.
@@ -168,7 +168,7 @@ func (n *nomination) take(p pick) {
 // contest lists the cells in which somebody must go.
 func (n *nomination) contest() {
 	for _, c := range n.charges {
-		if c.amount > c.cell.free() {
+		if c.amount > c.cell.available(planned) {
 			n.contested = append(n.contested, c.cell)
 		}
 	}

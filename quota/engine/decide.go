@@ -1,15 +1,19 @@
 package engine
 
-import "sort"
+import (
+	"container/heap"
+	"sort"
+)
 
 // Decide admits and evicts until nothing more can be done, and returns what it
 // did, assumed already. A nil fit means that room is not in question. The result
 // is empty when nothing has changed since the last call.
 //
-// Each tree of budgets is taken for itself. In a round the head of every queue
-// that may have a chance is tried; those that can go are taken in order (less
-// borrowing, higher priority, older; or by share, in fair sharing), each against
-// what the ones before it left. Rounds go on until no head can go.
+// Each tree of budgets is taken for itself. The head of every queue that may have
+// a chance is tried; of those that can go the first is taken (less borrowing,
+// higher priority, older; or by share, in fair sharing), then the queue's next
+// head takes its place, until no head can go. So nobody is admitted who would be
+// evicted again for a workload that waited already.
 func (e *Engine) Decide(fit Fit) []Decision {
 	e.settle()
 	e.out = nil
@@ -20,6 +24,7 @@ func (e *Engine) Decide(fit Fit) []Decision {
 	}
 	e.drops = e.drops[:0]
 	e.evictSuspects()
+	e.keepHoles(fit)
 	for len(e.touchedTrees) > 0 {
 		trees := e.touchedTrees
 		e.touchedTrees = nil
@@ -37,24 +42,71 @@ func (e *Engine) Decide(fit Fit) []Decision {
 // run decides for one tree.
 func (e *Engine) run(t *tree, fit Fit) {
 	e.keepPromises(t, fit)
-	for len(t.ready) > 0 {
-		batch := t.ready
-		t.ready = nil
-		count := 0
-		for _, q := range batch {
-			q.inReady = false
-			if count == len(e.round) {
-				e.round = append(e.round, &nomination{})
-			}
-			if e.nominateHead(e.round[count], q) {
-				count++
-			}
-		}
-		e.processRound(t, e.round[:count], fit)
-		for _, q := range batch {
-			e.wakeQueue(q)
-		}
+	var order lineup = &e.byBorrowing
+	if e.opts.fair && !t.root.isQueue() {
+		order = &e.byShare
 	}
+	for e.enlist(t, order); ; e.enlist(t, order) {
+		n := order.next(t)
+		if n == nil {
+			break
+		}
+		n.q.entry = nil
+		if e.process(n, fit) {
+			e.spares = append(e.spares, n)
+		} else {
+			n.q.entry = n
+			order.add(n)
+		}
+		e.wakeQueue(n.q)
+	}
+	order.end(t)
+}
+
+// lineup is an order in which nominations are taken.
+type lineup interface {
+	add(n *nomination)
+	remove(n *nomination)
+	// next takes the first out, nil if there is none.
+	next(t *tree) *nomination
+	end(t *tree)
+}
+
+// enlist nominates the heads of the queues that may have a chance. A queue has
+// one nomination at most, of its present head.
+func (e *Engine) enlist(t *tree, order lineup) {
+	for len(t.ready) > 0 {
+		ready := t.ready
+		t.ready = e.readySpare[:0]
+		for _, q := range ready {
+			q.inReady = false
+			if old := q.entry; old != nil {
+				if e.head(q) == old.w {
+					continue
+				}
+				order.remove(old)
+				q.entry = nil
+				e.spares = append(e.spares, old)
+			}
+			n := e.spareNomination()
+			if !e.nominateHead(n, q) {
+				e.spares = append(e.spares, n)
+				continue
+			}
+			q.entry = n
+			order.add(n)
+		}
+		e.readySpare = ready
+	}
+}
+
+func (e *Engine) spareNomination() *nomination {
+	if last := len(e.spares) - 1; last >= 0 {
+		n := e.spares[last]
+		e.spares = e.spares[:last]
+		return n
+	}
+	return &nomination{}
 }
 
 // nominateHead tries the heads of a queue until one can go; those that cannot
@@ -73,31 +125,54 @@ func (e *Engine) nominateHead(n *nomination, q *queue) bool {
 	}
 }
 
-func (e *Engine) processRound(t *tree, round []*nomination, fit Fit) {
-	if e.opts.fair {
-		e.tournament(t, round, fit)
-		return
+// byBorrowing is the order without fair sharing: less borrowing, higher
+// priority, older.
+type byBorrowing struct{ entries []*nomination }
+
+func (o *byBorrowing) Len() int { return len(o.entries) }
+func (o *byBorrowing) Less(i, j int) bool {
+	a, b := o.entries[i], o.entries[j]
+	if a.borrow != b.borrow {
+		return a.borrow < b.borrow
 	}
-	sort.Slice(round, func(i, j int) bool {
-		a, b := round[i], round[j]
-		if a.borrow != b.borrow {
-			return a.borrow < b.borrow
-		}
-		return goesBefore(a.w, b.w)
-	})
-	for _, n := range round {
-		e.process(n, fit)
+	return goesBefore(a.w, b.w)
+}
+func (o *byBorrowing) Swap(i, j int) {
+	o.entries[i], o.entries[j] = o.entries[j], o.entries[i]
+	o.entries[i].place, o.entries[j].place = i, j
+}
+func (o *byBorrowing) Push(x any) {
+	n := x.(*nomination)
+	n.place = len(o.entries)
+	o.entries = append(o.entries, n)
+}
+func (o *byBorrowing) Pop() any {
+	last := len(o.entries) - 1
+	n := o.entries[last]
+	o.entries[last] = nil
+	o.entries = o.entries[:last]
+	return n
+}
+
+func (o *byBorrowing) add(n *nomination)    { heap.Push(o, n) }
+func (o *byBorrowing) remove(n *nomination) { heap.Remove(o, n.place) }
+func (o *byBorrowing) end(*tree)            {}
+func (o *byBorrowing) next(*tree) *nomination {
+	if len(o.entries) == 0 {
+		return nil
 	}
+	return heap.Pop(o).(*nomination)
 }
 
 // process acts on a nomination. If others have since taken what it counted on,
-// it is made anew, and left for the next round if it now borrows from farther.
-func (e *Engine) process(n *nomination, fit Fit) {
+// it is made anew; false says that it must wait its turn again, since it now
+// borrows from farther.
+func (e *Engine) process(n *nomination, fit Fit) bool {
 	if n.version != e.version && !(n.mode == fits && n.stillFits()) {
 		before := n.borrow
 		e.nominate(n, n.q, n.w, n.p, nil)
-		if n.mode.viable() && n.borrow > before {
-			return
+		if n.mode.viable() && n.borrow > before && !e.opts.fair {
+			return false
 		}
 	}
 	switch {
@@ -108,6 +183,7 @@ func (e *Engine) process(n *nomination, fit Fit) {
 	default:
 		e.refuse(n)
 	}
+	return true
 }
 
 func (n *nomination) stillFits() bool {
@@ -133,9 +209,9 @@ func (e *Engine) admit(w *work, q *queue, a Assignment, charges []charge, p *Pla
 // admitted tells of a new hold.
 func (e *Engine) admitted(w *work, fit Fit) {
 	e.version++
-	e.unkeep(w)
-	w.said, w.roomSince = saying{}, 0
 	h := w.hold
+	e.unkeep(w, h.placement != nil)
+	w.said = saying{}
 	if fit != nil && h.placement != nil {
 		fit.Take(w.id, *h.placement)
 	}
@@ -204,10 +280,10 @@ func (e *Engine) keepPromise(t *tree, w *work, fit Fit) {
 			return
 		}
 	}
-	if fit != nil && !e.elastic(h) {
+	if fit != nil && !e.elastic(h.assignment) {
 		p, no := fit.Place(w.workload(), h.assignment, nil)
 		if no != nil {
-			if t.inFlight == 0 || len(h.victims) == 0 {
+			if e.leaving == 0 {
 				e.cancelPromise(w)
 				e.seat(w)
 			}
@@ -219,20 +295,6 @@ func (e *Engine) keepPromise(t *tree, w *work, fit Fit) {
 	h.state, h.at, h.victims = holding, e.now, nil
 	e.charge(w)
 	e.admitted(w, fit)
-}
-
-// elastic says that room need not be awaited for an assignment.
-func (e *Engine) elastic(h *hold) bool {
-	for _, ps := range h.assignment.PodSets {
-		grows := false
-		for _, f := range ps.Flavors {
-			grows = grows || e.flavors[f].Elastic
-		}
-		if !grows {
-			return false
-		}
-	}
-	return len(h.assignment.PodSets) > 0
 }
 
 // wakeTree has everybody in a tree tried again.

@@ -27,8 +27,14 @@ type Engine struct {
 
 	timers      timerHeap
 	roomWaiters map[*class]struct{}
-	suspects    []*work
-	drops       []WorkloadID
+	// roomLine are those that began to wait for room, in that order.
+	roomLine []*work
+	// usageDue is when LocalQueue usage is sampled next.
+	usageDue instant
+	suspects []*work
+	// leaving counts evictions in flight.
+	leaving int
+	drops   []WorkloadID
 
 	// touchedTrees are those for which Decide may find something to do.
 	touchedTrees []*tree
@@ -36,9 +42,18 @@ type Engine struct {
 	version uint64
 	out     []Decision
 
-	// scratch
-	round     []*nomination
-	keyBuffer []byte
+	// Scratch space, kept to spare the collector: the nominations of a round,
+	// a trial on one cell with the victims found for it, candidates.
+	trial       nomination
+	weighed     []victim
+	found       candidates
+	fairFound   fairSearch
+	stamp       uint64
+	keyBuffer   []byte
+	byBorrowing byBorrowing
+	byShare     byShare
+	spares      []*nomination
+	readySpare  []*queue
 }
 
 // New makes an empty engine.
@@ -56,6 +71,7 @@ func New(opts ...Option) *Engine {
 		soiled:      map[*node]struct{}{},
 		roomWaiters: map[*class]struct{}{},
 	}
+	e.byShare.e = e
 	for _, o := range opts {
 		o(&e.opts)
 	}

@@ -97,27 +97,36 @@ type Released struct{ ID WorkloadID }
 // flavors are tried again; no flavors means all.
 type RoomChanged struct{ Flavors []FlavorName }
 
+// LocalUsageRecalled tells the usage of a LocalQueue that was remembered at a
+// time before a restart, as [Engine.LocalUsage] gave it.
+type LocalUsageRecalled struct {
+	Name     LocalQueueName
+	Consumed float64
+	At       time.Time
+}
+
 // Tick tells the time. It never goes back: an earlier time is ignored. Only
 // back-offs, reservation of holes and admission fair sharing depend on it;
 // [Engine.NextTick] says when the next one is due.
 type Tick struct{ Now time.Time }
 
-func (QueueChanged) isEvent()      {}
-func (QueueRemoved) isEvent()      {}
-func (CohortChanged) isEvent()     {}
-func (CohortRemoved) isEvent()     {}
-func (FlavorChanged) isEvent()     {}
-func (FlavorRemoved) isEvent()     {}
-func (LocalQueueChanged) isEvent() {}
-func (LocalQueueRemoved) isEvent() {}
-func (NamespaceChanged) isEvent()  {}
-func (NamespaceRemoved) isEvent()  {}
-func (WorkloadChanged) isEvent()   {}
-func (WorkloadRemoved) isEvent()   {}
-func (Admitted) isEvent()          {}
-func (AdmissionFailed) isEvent()   {}
-func (Evicting) isEvent()          {}
-func (EvictionFailed) isEvent()    {}
-func (Released) isEvent()          {}
-func (RoomChanged) isEvent()       {}
-func (Tick) isEvent()              {}
+func (QueueChanged) isEvent()       {}
+func (QueueRemoved) isEvent()       {}
+func (CohortChanged) isEvent()      {}
+func (CohortRemoved) isEvent()      {}
+func (FlavorChanged) isEvent()      {}
+func (FlavorRemoved) isEvent()      {}
+func (LocalQueueChanged) isEvent()  {}
+func (LocalQueueRemoved) isEvent()  {}
+func (NamespaceChanged) isEvent()   {}
+func (NamespaceRemoved) isEvent()   {}
+func (WorkloadChanged) isEvent()    {}
+func (WorkloadRemoved) isEvent()    {}
+func (Admitted) isEvent()           {}
+func (AdmissionFailed) isEvent()    {}
+func (Evicting) isEvent()           {}
+func (EvictionFailed) isEvent()     {}
+func (Released) isEvent()           {}
+func (RoomChanged) isEvent()        {}
+func (LocalUsageRecalled) isEvent() {}
+func (Tick) isEvent()               {}

@@ -1,3 +1,428 @@
 package engine
 
-func (e *Engine) weightedShare(n *node) Amount { return 0 }
+// Fair sharing (KEP-1714). Queues are compared by their dominant resource share,
+// level by level from the root: cohorts against their siblings, then within the
+// one chosen. The lowest share is admitted first; from the highest is evicted.
+
+// The tournament of admission: of all nominations of a round, the next one.
+
+// entrant is what a node brings to the comparison with its siblings.
+type entrant struct {
+	n *nomination
+	// borrows says that the node would borrow what the nomination asks for.
+	borrows bool
+	share   share
+}
+
+// contest is the state of a node in a tournament.
+type contest struct {
+	// kids are the children that have nominations below them.
+	kids []*node
+	best entrant
+	// fresh says that best is up to date.
+	fresh bool
+	// in says that it takes part, listed that its parent knows.
+	in, listed bool
+}
+
+// byShare is the order of fair sharing.
+type byShare struct {
+	e *Engine
+	// nodes took part.
+	nodes []*node
+}
+
+func (o *byShare) add(n *nomination) {
+	node := n.q.node
+	o.enter(node)
+	node.contest.best = entrant{n: n}
+	o.stale(node)
+	for child, at := node, node.parent; at != nil; child, at = at, at.parent {
+		known := at.contest.in
+		o.enter(at)
+		if !child.contest.listed {
+			child.contest.listed = true
+			at.contest.kids = append(at.contest.kids, child)
+		}
+		if known && at.contest.listed {
+			break
+		}
+	}
+}
+
+func (o *byShare) enter(at *node) {
+	if !at.contest.in {
+		at.contest.in = true
+		o.nodes = append(o.nodes, at)
+	}
+}
+
+// stale has a node and its ancestors compared anew.
+func (o *byShare) stale(at *node) {
+	for ; at != nil; at = at.parent {
+		at.contest.fresh = false
+	}
+}
+
+func (o *byShare) remove(n *nomination) {
+	n.q.node.contest.best = entrant{}
+	o.stale(n.q.node)
+}
+
+func (o *byShare) next(t *tree) *nomination {
+	n := o.e.nextEntrant(t.root).n
+	if n != nil {
+		o.remove(n)
+	}
+	return n
+}
+
+func (o *byShare) end(*tree) {
+	for _, at := range o.nodes {
+		kids := at.contest.kids[:0]
+		at.contest = contest{kids: kids}
+	}
+	o.nodes = o.nodes[:0]
+}
+
+// nextEntrant is the best nomination below a node, with the node's own standing
+// if it were admitted.
+func (e *Engine) nextEntrant(at *node) entrant {
+	c := &at.contest
+	if c.fresh {
+		return c.best
+	}
+	if !at.isQueue() {
+		c.best = entrant{}
+		for _, kid := range c.kids {
+			if k := e.nextEntrant(kid); k.n != nil && (c.best.n == nil || k.before(c.best)) {
+				c.best = k
+			}
+		}
+	}
+	c.fresh = true
+	if n := c.best.n; n != nil && at.parent != nil {
+		n.imagineIn()
+		c.best.share = at.share(planned)
+		c.best.borrows = n.borrowsAt(at)
+		n.imagineOut()
+	}
+	return c.best
+}
+
+func (a entrant) before(b entrant) bool {
+	if a.borrows != b.borrows {
+		return b.borrows
+	}
+	if c := a.share.compare(b.share); c != 0 {
+		return c < 0
+	}
+	return goesBefore(a.n.w, b.n.w)
+}
+
+func (n *nomination) imagineIn() {
+	for _, c := range n.charges {
+		c.cell.change(planned, c.amount)
+	}
+}
+
+func (n *nomination) imagineOut() {
+	for _, c := range n.charges {
+		c.cell.change(planned, -c.amount)
+	}
+}
+
+// borrowsAt says whether an ancestor uses more than its quota of what the
+// nomination asks for.
+func (n *nomination) borrowsAt(at *node) bool {
+	for _, ch := range n.charges {
+		c := ch.cell
+		for c != nil && c.node != at {
+			c = c.parent
+		}
+		if c != nil && c.planned > c.subtree {
+			return true
+		}
+	}
+	return false
+}
+
+// The search for victims.
+
+// fairSearch looks for the victims of one nomination.
+type fairSearch struct {
+	n *nomination
+	// sources are the queues with candidates; those of other queues only while
+	// they are over quota.
+	sources []fairSource
+	// within says that the nomination is within its queue's own quota: then what
+	// others borrowed is taken back whatever the shares.
+	within bool
+	stamp  uint64
+}
+
+type fairSource struct {
+	source
+	// later are candidates that the first strategy passed over.
+	later []*work
+	next  int
+}
+
+// standing is the state of a node in a search.
+type standing struct {
+	stamp  uint64
+	source int
+	pruned bool
+	fresh  bool
+	share  share
+}
+
+// fairVictims finds the victims of a nomination, see victims.
+func (e *Engine) fairVictims(n *nomination, into []victim) []victim {
+	c := &e.found
+	c.collect(n)
+	if len(c.sources) == 0 {
+		return into
+	}
+	e.stamp++
+	f := &e.fairFound
+	f.n, f.stamp = n, e.stamp
+	f.sources = f.sources[:0]
+	for _, s := range c.sources {
+		s.promises, s.holders = 0, 0
+		c.advance(&s)
+		f.sources = append(f.sources, fairSource{source: s})
+	}
+	f.within = true
+	for _, ch := range n.charges {
+		if n.contests(ch.cell) && ch.cell.exceeds(planned, ch.amount) {
+			f.within = false
+		}
+	}
+	start := len(into)
+	n.imagineIn()
+	into, ok := e.fairPass(f, into, e.opts.strategies[0], len(e.opts.strategies) > 1)
+	if !ok && len(e.opts.strategies) > 1 {
+		e.stamp++
+		f.stamp = e.stamp
+		into, ok = e.fairSecondPass(f, into, e.opts.strategies[1])
+	}
+	if ok {
+		for i := len(into) - 2; i >= start; i-- {
+			e.imagineBack(into[i].w)
+			if n.fitsWithin() {
+				into = append(into[:i], into[i+1:]...)
+			} else {
+				e.imagineGone(into[i].w)
+			}
+		}
+	}
+	n.imagineOut()
+	e.restore(into[start:])
+	if !ok {
+		into = into[:start]
+	}
+	return into
+}
+
+// fitsWithin says that nothing is over what is available, the nomination being
+// imagined in.
+func (n *nomination) fitsWithin() bool {
+	for _, c := range n.charges {
+		if c.cell.available(planned) < 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// fairPass takes victims, always from the queue with the highest share, as far
+// as the strategy lets it.
+func (e *Engine) fairPass(f *fairSearch, into []victim, strategy FairStrategy, keep bool) ([]victim, bool) {
+	for {
+		i := f.target(f.root())
+		if i < 0 {
+			return into, false
+		}
+		s := &f.sources[i]
+		if s.tier == sameQueue {
+			into = e.fairTake(f, s, s.current, InClusterQueue, into)
+			e.found.advance(&s.source)
+			if f.n.fitsWithin() {
+				return into, true
+			}
+			continue
+		}
+		taken := false
+		for s.current != nil && !taken {
+			w := s.current
+			e.found.advance(&s.source)
+			if !e.found.valid(&s.source, w) {
+				continue
+			}
+			if f.within {
+				into, taken = e.fairTake(f, s, w, InCohortReclamation, into), true
+			} else if f.allowed(e, s, w, strategy) {
+				into, taken = e.fairTake(f, s, w, InCohortFairSharing, into), true
+			} else if keep {
+				s.later = append(s.later, w)
+			}
+		}
+		if taken && f.n.fitsWithin() {
+			return into, true
+		}
+	}
+}
+
+// fairSecondPass tries once for each queue, with the second strategy, what the
+// first passed over.
+func (e *Engine) fairSecondPass(f *fairSearch, into []victim, strategy FairStrategy) ([]victim, bool) {
+	for i := range f.sources {
+		s := &f.sources[i]
+		s.current = nil
+		if len(s.later) > 0 {
+			s.current = s.later[0]
+		}
+	}
+	for {
+		i := f.target(f.root())
+		if i < 0 {
+			return into, false
+		}
+		s := &f.sources[i]
+		w := s.current
+		s.current = nil
+		if !e.found.valid(&s.source, w) || !f.allowed(e, s, w, strategy) {
+			continue
+		}
+		into = e.fairTake(f, s, w, InCohortFairSharing, into)
+		if f.n.fitsWithin() {
+			return into, true
+		}
+	}
+}
+
+func (e *Engine) fairTake(f *fairSearch, s *fairSource, w *work, reason EvictReason, into []victim) []victim {
+	e.imagineGone(w)
+	for at := s.queue.node; at != nil; at = at.parent {
+		if at.standing.stamp == f.stamp {
+			at.standing.fresh = false
+		}
+	}
+	return append(into, victim{w, reason})
+}
+
+func (f *fairSearch) root() *node { return f.n.q.node.root }
+
+// allowed asks the strategy, which compares the children of the common ancestor
+// that hold the preemptor and the victim.
+func (f *fairSearch) allowed(e *Engine, s *fairSource, w *work, strategy FairStrategy) bool {
+	mine, theirs := branches(f.n.q.node, s.queue.node)
+	newShare := mine.share(planned)
+	if strategy == LessThanInitialShare {
+		return newShare.compare(theirs.share(planned)) < 0
+	}
+	e.imagineGone(w)
+	after := theirs.share(planned)
+	e.imagineBack(w)
+	return newShare.compare(after) <= 0
+}
+
+// branches are the children of the common ancestor of two nodes that lead to
+// them.
+func branches(a, b *node) (*node, *node) {
+	for a.depth > b.depth {
+		a = a.parent
+	}
+	for b.depth > a.depth {
+		b = b.parent
+	}
+	for a.parent != b.parent {
+		a, b = a.parent, b.parent
+	}
+	return a, b
+}
+
+// enter sets up a node's state for this search.
+func (f *fairSearch) enter(at *node) *standing {
+	s := &at.standing
+	if s.stamp != f.stamp {
+		*s = standing{stamp: f.stamp, source: -1}
+		if at.isQueue() {
+			for i := range f.sources {
+				if f.sources[i].queue == at.queue {
+					s.source = i
+				}
+			}
+		}
+	}
+	if !s.fresh {
+		s.share, s.fresh = at.share(planned), true
+	}
+	return s
+}
+
+// target is the source to evict from next: the way down goes by the highest
+// share, past nodes that borrow nothing or have no candidate left.
+func (f *fairSearch) target(at *node) int {
+	if at.isQueue() {
+		return f.targetQueue(at)
+	}
+	for {
+		var best *node
+		for _, child := range at.children {
+			s := f.enter(child)
+			if s.pruned {
+				continue
+			}
+			onPath := child == f.n.q.node || child.above(f.n.q.node)
+			if s.share.borrowed == 0 && !onPath || child.isQueue() && f.targetQueue(child) < 0 {
+				s.pruned = true
+				continue
+			}
+			if best == nil || f.evictedBefore(child, best) {
+				best = child
+			}
+		}
+		if best == nil {
+			return -1
+		}
+		if i := f.target(best); i >= 0 {
+			return i
+		}
+		best.standing.pruned = true
+	}
+}
+
+func (f *fairSearch) targetQueue(at *node) int {
+	s := f.enter(at)
+	if s.source < 0 || f.sources[s.source].current == nil {
+		return -1
+	}
+	return s.source
+}
+
+// evictedBefore orders siblings: higher share, then cohorts, then by their next
+// candidate.
+func (f *fairSearch) evictedBefore(a, b *node) bool {
+	if c := a.standing.share.compare(b.standing.share); c != 0 {
+		return c > 0
+	}
+	if a.isQueue() != b.isQueue() {
+		return !a.isQueue()
+	}
+	if a.isQueue() {
+		return goesFirst(f.sources[a.standing.source].current, f.sources[b.standing.source].current)
+	}
+	return false
+}
+
+// above says whether a node is an ancestor of another.
+func (n *node) above(m *node) bool {
+	for m = m.parent; m != nil; m = m.parent {
+		if m == n {
+			return true
+		}
+	}
+	return false
+}

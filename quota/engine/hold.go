@@ -27,6 +27,7 @@ func (e *Engine) charge(w *work) {
 		return
 	case leaving:
 		q.leaving++
+		e.leaving++
 		if t := q.tree(); t != nil {
 			t.inFlight++
 		}
@@ -56,6 +57,7 @@ func (e *Engine) uncharge(w *work) {
 		return
 	case leaving:
 		q.leaving--
+		e.leaving--
 		if t := q.tree(); t != nil {
 			t.inFlight--
 		}
@@ -161,7 +163,8 @@ func (e *Engine) applyAdmitted(ev *Admitted) {
 	}
 	w.hold = h
 	e.charge(w)
-	w.said, w.roomSince = saying{}, 0
+	w.said = saying{}
+	e.unkeep(w, true)
 	if old != nil && (old.queue != q || !covers(h.charges, old.charges)) {
 		e.freed(old)
 	}

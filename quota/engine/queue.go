@@ -30,6 +30,8 @@ type queue struct {
 	pending int
 	// inReady says that the tree has it among the queues to try.
 	inReady bool
+	// entry is its head's nomination in the present Decide.
+	entry *nomination
 
 	// holders have quota, in the order of eviction; promised wait for theirs.
 	holders  []*work
@@ -178,6 +180,7 @@ func (e *Engine) leave(w *work) {
 	q.pending--
 	if c.size() == 0 {
 		delete(q.classes, c.key)
+		delete(e.roomWaiters, c)
 		c.key.lane.classes--
 		q.dropLane(c.key.lane)
 	} else if wasFirst {

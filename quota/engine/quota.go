@@ -26,8 +26,9 @@ const (
 // cell is one resource of one flavor at one node.
 type cell struct {
 	FlavorResource
-	node   *node
-	parent *cell
+	node     *node
+	parent   *cell
+	children []*cell
 
 	quota Quota
 	// listed says that the node's own spec has this quota.
@@ -103,7 +104,11 @@ func (c *cell) change(a account, delta Amount) {
 		usage := c.usage(a)
 		before := c.lent(*usage)
 		*usage = usage.Add(delta)
-		delta = c.lent(*usage).Sub(before)
+		after := c.lent(*usage)
+		if after == before {
+			return
+		}
+		delta = after.Sub(before)
 	}
 }
 
@@ -118,4 +123,13 @@ func (c *cell) distance(a account, ask Amount) (height int, beyond bool) {
 		ask = ask.Sub(c.localAvailable(a))
 		c = c.parent
 	}
+}
+
+// top is the cell at the root: the same for all cells of one resource of one
+// flavor in a tree.
+func (c *cell) top() *cell {
+	for c.parent != nil {
+		c = c.parent
+	}
+	return c
 }

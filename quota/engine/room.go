@@ -1,38 +1,72 @@
 package engine
 
-// Room on real cards, asked for only when the budget admits.
+import "sort"
 
-// tryRoom admits a nomination that fits, if there is room for it: on the
-// flavors it was given, or on others that it may have.
+// Room on real cards, which is asked for only when the budget admits.
+
+// tryRoom admits a nomination that fits, if there is room for it: on the flavors
+// it was given, or on others that it may have. If there is not, it may evict for
+// room as it may evict for quota.
 func (e *Engine) tryRoom(n *nomination, fit Fit) {
 	a := n.assignment()
 	if fit == nil {
 		e.admit(n.w, n.q, a, n.charges, nil, fit)
 		return
 	}
+	first := a
+	var firstNo *NoRoom
 	for {
 		p, no := fit.Place(n.w.workload(), a, nil)
 		if no == nil {
 			e.admit(n.w, n.q, a, n.charges, &p, fit)
 			return
 		}
-		if e.elastic(&hold{assignment: a}) {
+		if e.elastic(a) {
 			e.admit(n.w, n.q, a, n.charges, nil, fit)
 			return
 		}
-		if n.room == nil {
-			n.room = no
+		if firstNo == nil {
+			firstNo = no
 		}
 		if !n.exclude(no) {
 			break
 		}
-		e.renominate(n, nil)
-		if n.mode != fits {
+		if e.renominate(n, nil); n.mode != fits {
 			break
 		}
 		a = n.assignment()
 	}
-	e.refuse(n)
+	if len(n.excluded) > 0 {
+		// Back to the flavors that the queue prefers.
+		n.excluded = n.excluded[:0]
+		e.renominate(n, nil)
+	}
+	n.room = firstNo
+	if n.w.gated || !n.q.mayPreempt() || firstNo.Never {
+		e.refuse(n)
+		return
+	}
+	if e.leaving > 0 {
+		if p, no := fit.Place(n.w.workload(), first, e.goneWith(nil)); no == nil {
+			e.promise(n, first, &p, fit)
+			return
+		}
+	}
+	e.evictForRoom(n, first, firstNo, fit)
+}
+
+// elastic says that room need not be awaited for an assignment.
+func (e *Engine) elastic(a Assignment) bool {
+	for _, ps := range a.PodSets {
+		grows := len(ps.Flavors) == 0
+		for _, f := range ps.Flavors {
+			grows = grows || e.flavors[f].Elastic
+		}
+		if !grows {
+			return false
+		}
+	}
+	return true
 }
 
 // exclude keeps the flavors without room out of further trials, and says
@@ -41,12 +75,92 @@ func (n *nomination) exclude(no *NoRoom) bool {
 	before := len(n.excluded)
 	for _, p := range n.picks {
 		options := n.p.sets[p.set].groups[p.group].options
-		flavor := options[p.option].flavor
-		if len(no.Flavors) > 0 && overlaps(no.Flavors, []FlavorName{flavor}) || len(no.Flavors) == 0 && len(options) > 1 {
+		if len(options) > 1 && no.about(options[p.option].flavor) {
 			n.excluded = append(n.excluded, p)
 		}
 	}
 	return len(n.excluded) > before
+}
+
+// about says whether a flavor may be one that lacks room.
+func (n *NoRoom) about(f FlavorName) bool {
+	if len(n.Flavors) == 0 {
+		return true
+	}
+	for _, g := range n.Flavors {
+		if f == g {
+			return true
+		}
+	}
+	return false
+}
+
+// evictForRoom finds victims that leave a hole large enough, and evicts them.
+// They are candidates as for quota, whether or not their quota is needed, and
+// none of them could stay.
+func (e *Engine) evictForRoom(n *nomination, a Assignment, no *NoRoom, fit Fit) {
+	n.room = no
+	victims := append([]victim(nil), n.victims...)
+	n.contested = n.contested[:0]
+	for _, c := range n.charges {
+		if no.about(c.cell.Flavor) {
+			n.contested = append(n.contested, c.cell)
+		}
+	}
+	chosen := map[*work]bool{}
+	for _, v := range victims {
+		e.imagineGone(v.w)
+		chosen[v.w] = true
+	}
+	var blockers map[WorkloadID]bool
+	if no.Blockers != nil {
+		blockers = map[WorkloadID]bool{}
+		for _, id := range no.Blockers {
+			blockers[id] = true
+		}
+	}
+	budget := len(victims)
+	c := &e.found
+	c.collect(n)
+	c.rewind()
+	for w, t := c.next(n.borrow > 0); w != nil; w, t = c.next(n.borrow > 0) {
+		if !chosen[w] && (blockers == nil || blockers[w.id]) {
+			e.imagineGone(w)
+			victims = append(victims, victim{w, c.reason(w, t)})
+		}
+	}
+	view := n.w.workload()
+	var placement Placement
+	placed := func(v []victim) bool {
+		p, no := fit.Place(view, a, e.goneWith(v))
+		if no == nil {
+			placement = p
+		}
+		return no == nil
+	}
+	if len(victims) == budget || !placed(victims) {
+		e.restore(victims)
+		n.victims = n.victims[:0]
+		e.refuse(n)
+		return
+	}
+	// The fewest of them, in order, then only those that are needed.
+	need := budget + sort.Search(len(victims)-budget, func(k int) bool { return placed(victims[:budget+k]) })
+	e.restore(victims[need:])
+	victims = victims[:need]
+	for i := len(victims) - 1; i >= 0; i-- {
+		e.imagineBack(victims[i].w)
+		fewer := append(append([]victim(nil), victims[:i]...), victims[i+1:]...)
+		if n.fitsPlanned(true) && placed(fewer) {
+			victims = fewer
+		} else {
+			e.imagineGone(victims[i].w)
+		}
+	}
+	placed(victims)
+	e.restore(victims)
+	n.victims = append(n.victims[:0], victims...)
+	e.promise(n, a, &placement, fit)
 }
 
 // waitForRoom lists a class among those to try when room changes.
@@ -54,18 +168,79 @@ func (e *Engine) waitForRoom(n *nomination) {
 	c := n.w.class
 	e.roomWaiters[c] = struct{}{}
 	c.roomFlavors = n.room.Flavors
-	if n.w.roomSince == 0 {
+	if n.w.roomSince == 0 && e.opts.holeAfter > 0 {
 		n.w.roomSince = e.now
+		e.roomLine = append(e.roomLine, n.w)
 	}
 }
 
-// unkeep forgets that a hole is kept for a workload.
-func (e *Engine) unkeep(w *work) {
-	if w.kept {
-		w.kept = false
+// roomChanged wakes those that wait for room in one of the flavors, and those
+// promised room.
+func (e *Engine) roomChanged(flavors []FlavorName) {
+	for t := range e.trees {
+		if len(t.promised) > 0 {
+			e.touch(t)
+		}
+	}
+	for c := range e.roomWaiters {
+		if len(flavors) == 0 || len(c.roomFlavors) == 0 || overlaps(flavors, c.roomFlavors) {
+			delete(e.roomWaiters, c)
+			if c.size() > 0 {
+				e.unpark(c)
+			}
+		}
 	}
 }
 
-func (e *Engine) tickRoom() {}
+func overlaps(a, b []FlavorName) bool {
+	for _, x := range a {
+		for _, y := range b {
+			if x == y {
+				return true
+			}
+		}
+	}
+	return false
+}
 
-func (e *Engine) nextRoomTick() instant { return 0 }
+// keepHoles reserves a place for those that have waited for room too long.
+func (e *Engine) keepHoles(fit Fit) {
+	for len(e.roomLine) > 0 {
+		w := e.roomLine[0]
+		if !w.awaitsRoom(e) {
+			e.roomLine = e.roomLine[1:]
+			continue
+		}
+		if w.roomSince+instant(e.opts.holeAfter) > e.now {
+			return
+		}
+		e.roomLine = e.roomLine[1:]
+		if keep := w.class.room.Keep; keep != nil && fit != nil {
+			w.kept = true
+			fit.Take(w.id, *keep)
+		}
+	}
+}
+
+// awaitsRoom says that a workload still waits for nothing but room.
+func (w *work) awaitsRoom(e *Engine) bool {
+	return e.works[w.id] == w && w.roomSince != 0 && !w.kept && w.class != nil && w.class.room != nil
+}
+
+// unkeep gives up a place that was kept; taken says that another one takes its
+// place.
+func (e *Engine) unkeep(w *work, taken bool) {
+	if w.kept && !taken {
+		e.drops = append(e.drops, w.id)
+	}
+	w.kept, w.roomSince = false, 0
+}
+
+func (e *Engine) nextRoomTick() instant {
+	for _, w := range e.roomLine {
+		if w.awaitsRoom(e) {
+			return w.roomSince + instant(e.opts.holeAfter)
+		}
+	}
+	return 0
+}

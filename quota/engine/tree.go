@@ -34,9 +34,12 @@ type node struct {
 	quotas []cellQuota
 	cells  map[FlavorResource]*cell
 	order  []*cell // cells by flavor and resource
+	shares []shared
 
-	// dirty trees are computed anew by settle.
-	dirty bool
+	// scratch of fair sharing
+	contest  contest
+	standing standing
+
 	// tree holds what concerns a whole tree; set at its root.
 	tree *tree
 }
@@ -85,6 +88,7 @@ func (n *node) cell(fr FlavorResource) *cell {
 	n.insert(c)
 	if n.parent != nil && !n.cyclic && n.root != nil {
 		c.parent = n.parent.cell(fr)
+		c.parent.children = append(c.parent.children, c)
 	}
 	return c
 }
@@ -94,6 +98,7 @@ func (n *node) insert(c *cell) {
 	n.order = append(n.order, nil)
 	copy(n.order[i+1:], n.order[i:])
 	n.order[i] = c
+	n.shares = nil
 }
 
 func (fr FlavorResource) before(o FlavorResource) bool {
@@ -295,11 +300,12 @@ func (e *Engine) settleTree(n *node, t *tree, parent *node, depth int) {
 // compute sets the quota and usage of all cells of a node whose children are
 // computed.
 func (n *node) compute(parent *node) {
+	n.shares = nil
 	for _, c := range n.order {
 		c.quota = Quota{}
 		c.listed = false
 		c.subtree, c.held, c.planned = 0, 0, 0
-		c.parent = nil
+		c.parent, c.children = nil, nil
 	}
 	for _, q := range n.quotas {
 		c := n.cell(q.FlavorResource)
@@ -312,6 +318,7 @@ func (n *node) compute(parent *node) {
 			for _, cc := range child.order {
 				c := n.cell(cc.FlavorResource)
 				cc.parent = c
+				c.children = append(c.children, cc)
 				c.subtree = c.subtree.Add(cc.subtree.Sub(cc.guaranteed()))
 				c.held = c.held.Add(cc.lent(cc.held))
 				c.planned = c.planned.Add(cc.lent(cc.planned))
