@@ -31,11 +31,15 @@ var models = map[string]gpu.GPU{
 //	labels                     key=value ...
 //	offer                      YAML of nodeGroups; prints the devices
 //	attributes device=NAME     prints the attributes of the last offer
+//	claim [memory=Q] [cores=Q] [count=N] [admin] [class=NAME]
+//	                           asks the scheduler's allocator for devices of
+//	                           the last offer, which stay allocated
 func TestStories(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		var cards []gpu.GPU
 		labels := map[string]string{}
 		var plan *Plan
+		var pool *allocations
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			switch d.Cmd {
 			case "cards":
@@ -59,7 +63,10 @@ func TestStories(t *testing.T) {
 				if plan, err = Make(cards, labels, cfg); err != nil {
 					return "refused: " + err.Error() + "\n"
 				}
+				pool = newAllocations(t, plan)
 				return describe(plan)
+			case "claim":
+				return pool.claim(t, d.CmdArgs)
 			case "attributes":
 				var name string
 				d.ScanArgs(t, "device", &name)
