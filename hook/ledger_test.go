@@ -80,12 +80,15 @@ func TestEveryByteComesBackWhenProcessesAreKilled(t *testing.T) {
 	}
 }
 
-// TestLedgerIsCleanUnderSanitizers: no undefined behaviour and no bad access.
+// TestLedgerIsCleanUnderSanitizers: no undefined behaviour, no bad access, no
+// data race between the threads of a process.
 func TestLedgerIsCleanUnderSanitizers(t *testing.T) {
-	program := cc(t, "stress", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
-		"test/ledger_stress.c", "src/lock.c", "src/files.c", "-lpthread")
-	got := stress(t, program, 8, 2, 60)
-	if got["odd"] != 0 || got["after"] != 0 || got["total"] != got["sum"] {
-		t.Errorf("got %v", got)
+	for _, sanitizer := range []string{"address,undefined", "thread"} {
+		program := cc(t, "stress", "-g", "-O1", "-fsanitize="+sanitizer, "-fno-sanitize-recover=all", "-Wno-error=tsan",
+			"test/ledger_stress.c", "src/lock.c", "src/files.c", "-lpthread")
+		got := stress(t, program, 6, 2, 60)
+		if got["odd"] != 0 || got["after"] != 0 || got["total"] != got["sum"] {
+			t.Errorf("%s: got %v", sanitizer, got)
+		}
 	}
 }

@@ -3,6 +3,7 @@ package hook
 import (
 	"debug/elf"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -110,6 +111,47 @@ func TestLimiterStaysLoadedAndTakesNoThreadMemory(t *testing.T) {
 	for _, s := range f.Sections {
 		if s.Name == ".init_array" && s.Size > 8 {
 			t.Error("has a constructor of its own; programs that use no CUDA must not notice it")
+		}
+	}
+}
+
+// TestLimiterAsksTheSystemForLittle: what it imports is all that it can do to a
+// program. No environment that a tenant could set, no exit, no signals, no
+// umask, no exit handlers, no stdout, no locale, no threads; and no file but
+// the shares: it works without /proc, /tmp or anything writable.
+func TestLimiterAsksTheSystemForLittle(t *testing.T) {
+	dir := t.TempDir()
+	if err := sh("./build.sh", dir); err != nil {
+		t.Fatal(err)
+	}
+	f, err := elf.Open(filepath.Join(dir, "libsluice-cuda.so"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	allowed := strings.Fields(`
+		__cxa_finalize __errno_location __register_atfork _ITM_deregisterTMCloneTable
+		_ITM_registerTMCloneTable __gmon_start__
+		dl_iterate_phdr syscall sched_yield clock_gettime getpid
+		open read write close fcntl opendir readdir closedir mmap munmap madvise
+		malloc calloc free strdup
+		memcpy memset memcmp strcmp strlen strerror snprintf vsnprintf`)
+	symbols, err := f.ImportedSymbols()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range symbols {
+		if !slices.Contains(allowed, s.Name) {
+			t.Errorf("imports %s", s.Name)
+		}
+	}
+	constants, err := f.Section(".rodata").Data()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{"/proc", "/tmp", "/dev", "/etc", "/var"} {
+		if strings.Contains(string(constants), path) {
+			t.Errorf("knows a path in %s", path)
 		}
 	}
 }

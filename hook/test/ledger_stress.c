@@ -103,6 +103,7 @@ int main(int argc, char **argv)
         kill(pids[i], SIGKILL);
     while (wait(0) > 0)
         ;
+    free(pids);
 
     /* Everybody is dead: finish the change that the word names, and add up. */
     int fd = open(file, O_RDWR);

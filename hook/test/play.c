@@ -2,10 +2,11 @@
  * A CUDA program that does what it is told, one command a line on stdin, and
  * answers each with one line. The tests' stories are written in its commands.
  *
- *     play [link|open NAME|deep NAME|space NAME|proc VERSION FLAGS]
+ *     play [link|open NAME|deep NAME|space NAME|beside NAME|proc VERSION FLAGS]
  *
  * says how it comes to the driver's functions: linked, by dlopen and dlsym
- * (also with RTLD_DEEPBIND, and by dlmopen), or by cuGetProcAddress_v2.
+ * (also with RTLD_DEEPBIND, and by dlmopen), or by cuGetProcAddress_v2. beside
+ * loads another library after it.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -84,6 +85,8 @@ static void come_in(int argc, char **argv)
         lib = dlopen(name, RTLD_NOW | RTLD_DEEPBIND);
     else if (!strcmp(how, "space"))
         lib = dlmopen(LM_ID_NEWLM, name, RTLD_NOW);
+    else if (!strcmp(how, "beside"))
+        lib = dlopen("libcuda.so.1", RTLD_NOW), dlopen(name, RTLD_NOW);
     else if (!strcmp(how, "proc")) {
         lib = dlopen("libcuda.so.1", RTLD_NOW);
         if (lib)
