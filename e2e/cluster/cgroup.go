@@ -29,8 +29,11 @@ type cgroups struct {
 	// unified is the mount of a version 2 hierarchy that has the controllers; empty on a machine
 	// whose controllers are in version 1 hierarchies.
 	unified string
-	// hierarchies are the mounts of version 1, of those that are on their own.
+	// hierarchies are the mounts of version 1.
 	hierarchies []string
+	// beside is the mount of a version 2 hierarchy without controllers beside those of version 1.
+	// runc puts containers into it too.
+	beside string
 }
 
 // detectCgroups reads mountinfo (proc_pid_mountinfo(5)). A machine is version 2 when its cgroup2
@@ -61,6 +64,8 @@ func detectCgroups(mountinfo []byte) (cgroups, error) {
 	}
 	if len(c.hierarchies) == 0 {
 		c.unified = unified
+	} else {
+		c.beside = unified
 	}
 	if c.unified == "" && len(c.hierarchies) == 0 {
 		return cgroups{}, errors.New("no cgroup hierarchy is mounted: mount cgroup2 on /sys/fs/cgroup")
@@ -82,6 +87,14 @@ func (c cgroups) roots() []string {
 		return []string{c.unified}
 	}
 	return c.hierarchies
+}
+
+// everywhere are the folders in which there can be cgroups of a cluster.
+func (c cgroups) everywhere() []string {
+	if c.beside != "" {
+		return append(slices.Clone(c.roots()), c.beside)
+	}
+	return c.roots()
 }
 
 // create makes the cgroup in every hierarchy and lets its children use every controller.
@@ -160,7 +173,7 @@ func inherit(parent, child, file string) error {
 // than its last process, so remove is patient for a few seconds.
 func (c cgroups) remove(path string) error {
 	var errs []error
-	for _, root := range c.roots() {
+	for _, root := range c.everywhere() {
 		errs = append(errs, removeCgroupTree(filepath.Join(root, path)))
 		for dir := filepath.Dir(path); dir != "/"; dir = filepath.Dir(dir) {
 			err := unix.Rmdir(filepath.Join(root, dir))

@@ -87,7 +87,7 @@ func (c *Cluster) leftovers() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, root := range groups.roots() {
+	for _, root := range groups.everywhere() {
 		dir := filepath.Join(root, cgroupParent, c.name)
 		if _, err := os.Stat(dir); err == nil {
 			left = append(left, "cgroup "+dir)

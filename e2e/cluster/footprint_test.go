@@ -42,7 +42,7 @@ func readFootprint(t *testing.T, name string) footprint {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, root := range groups.roots() {
+	for _, root := range groups.everywhere() {
 		for _, dir := range list(t, filepath.Join(root, cgroupParent), "") {
 			if dir == name {
 				f.Cgroups = append(f.Cgroups, filepath.Join(root, cgroupParent, dir))
@@ -128,7 +128,7 @@ func TestDownLeavesNothingAndOtherClustersAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Down(context.Background()) }) //nolint:errcheck // only if the test failed
-	archive, err := agentArchive(t.Context())
+	archive, err := agentArchive(t.Context(), t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -60,7 +60,12 @@ func startShared(ctx context.Context) (*Cluster, error) {
 	if err := c.Up(ctx, testConfig()); err != nil {
 		return c, err
 	}
-	archive, err := agentArchive(ctx)
+	dir, err := os.MkdirTemp("", "agent")
+	if err != nil {
+		return c, err
+	}
+	defer os.RemoveAll(dir)
+	archive, err := agentArchive(ctx, dir)
 	if err != nil {
 		return c, err
 	}
@@ -96,12 +101,8 @@ func (testHardware) Install(_ context.Context, n HardwareNode) error {
 	return os.WriteFile(filepath.Join(n.State, "card"), []byte(n.GPUs[0].Model), 0o666)
 }
 
-// agentArchive builds the tests' program and an image of it.
-func agentArchive(ctx context.Context) (string, error) {
-	dir, err := os.MkdirTemp("", "agent")
-	if err != nil {
-		return "", err
-	}
+// agentArchive builds the tests' program and an image of it in a folder.
+func agentArchive(ctx context.Context, dir string) (string, error) {
 	program := filepath.Join(dir, "agent")
 	cmd := exec.CommandContext(ctx, "go", "build", "-o", program, "./testdata/agent")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")

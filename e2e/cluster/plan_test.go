@@ -83,7 +83,7 @@ func TestCgroupVersionIsThatOfTheControllers(t *testing.T) {
 		err       string
 	}{
 		"version 1":                     {mountinfo: other + v1, want: cgroups{hierarchies: []string{"/sys/fs/cgroup/cpu", "/sys/fs/cgroup/memory"}}},
-		"version 1, and an empty 2":     {mountinfo: v1 + unified + other, want: cgroups{hierarchies: []string{"/sys/fs/cgroup/cpu", "/sys/fs/cgroup/memory"}}},
+		"version 1, and an empty 2":     {mountinfo: v1 + unified + other, want: cgroups{hierarchies: []string{"/sys/fs/cgroup/cpu", "/sys/fs/cgroup/memory"}, beside: "/sys/fs/cgroup/unified"}},
 		"version 2":                     {mountinfo: other + v2, want: cgroups{unified: "/sys/fs/cgroup"}},
 		"version 1, one mounted doubly": {mountinfo: v1 + v1, want: cgroups{hierarchies: []string{"/sys/fs/cgroup/cpu", "/sys/fs/cgroup/memory"}}},
 		"none":                          {mountinfo: other, err: "no cgroup hierarchy is mounted: mount cgroup2 on /sys/fs/cgroup"},
