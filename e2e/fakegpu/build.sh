@@ -25,6 +25,8 @@ lib() { # NAME SONAME SOURCES...
 common="node.c shm.c sim.c faults.c"
 # shellcheck disable=SC2086,SC2046
 lib libcuda libcuda.so.1 $common $(ls cuda_*.c)
+# shellcheck disable=SC2086,SC2046
+lib libnvidia-ml libnvidia-ml.so.1 $common $(ls nvml_*.c)
 
 cd "$here/probe"
 # shellcheck disable=SC2086
@@ -37,3 +39,11 @@ $cc $flags -DPROBE_LINK -o "$out/cudaprobe-link" probe.c resolve.c -L"$out" -lcu
 cd "$here/src"
 # shellcheck disable=SC2086
 $cc $flags -o "$out/fakegpuctl" ctl.c $common
+# shellcheck disable=SC2086
+$cc $flags -o "$out/nvidia-smi" smi.c -ldl
+
+# The libraries that come with a driver and that only have to be there.
+for name in libnvidia-ptxjitcompiler libcudadebugger; do
+	lib $name $name.so.1 empty.c
+done
+lib libnvidia-nvvm libnvidia-nvvm.so.4 empty.c

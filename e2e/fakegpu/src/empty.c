@@ -1,0 +1,2 @@
+/* A driver library that is only there to be found. */
+extern int fakegpu_empty;
