@@ -47,13 +47,13 @@ func (c *Cluster) Client() (*kubernetes.Clientset, error) {
 // DialContext connects to an address, which must be numeric, as the control plane would. It
 // reaches the API server, the nodes and all pods.
 func (c *Cluster) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
-	return dialIn(ctx, netnsPath(c.name, ControlPlane), network, address)
+	return dialIn(ctx, c.NetworkNamespace(), network, address)
 }
 
 // startInNetwork starts a command of the outer machine in the control plane's network namespace.
 func (c *Cluster) startInNetwork(cmd *exec.Cmd) error {
 	return onThread(func() error {
-		if err := enterNamespace(netnsPath(c.name, ControlPlane), unix.CLONE_NEWNET); err != nil {
+		if err := enterNamespace(c.NetworkNamespace(), unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("cluster %s is not up: %w", c.name, err)
 		}
 		return cmd.Start()

@@ -192,7 +192,8 @@ func (c *Cluster) LogFile(machine, component string) string {
 	return c.machine(machine).logFile(component)
 }
 
-// until calls f until it returns nil or the context ends; the error is then f's last one.
+// until calls f until it returns nil or the context ends. When the context's time is over the error
+// is f's last one; when it was cancelled, the context's.
 func until(ctx context.Context, every time.Duration, f func(context.Context) error) error {
 	for {
 		err := f(ctx)
@@ -205,6 +206,9 @@ func until(ctx context.Context, every time.Duration, f func(context.Context) err
 		}
 		select {
 		case <-ctx.Done():
+			if errors.Is(ctx.Err(), context.Canceled) {
+				return ctx.Err()
+			}
 			return err
 		case <-time.After(every):
 		}

@@ -3,6 +3,7 @@ package cluster
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -16,8 +17,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
-
-	"encoding/json"
 )
 
 // ErrUp is returned by Up when the cluster is up already.
@@ -58,6 +57,19 @@ func (c *Cluster) Up(ctx context.Context, config Config) error {
 	if err != nil {
 		return err
 	}
+	if err := c.build(ctx, config, paths, groups); err != nil {
+		if ctx.Err() != nil {
+			err = fmt.Errorf("cluster %s: interrupted: %w", c.name, err)
+		}
+		return fmt.Errorf("%w\nwhat was started is left for a look; remove it with `cluster --name %s down`", err, c.name)
+	}
+	c.logf("cluster %s: %d nodes ready after %.1fs", c.name, len(config.Nodes), time.Since(start).Seconds())
+	return nil
+}
+
+// build makes the whole cluster, of which nothing is there.
+func (c *Cluster) build(ctx context.Context, config Config, paths runtimePaths, groups cgroups) error {
+	start := time.Now()
 	if err := os.MkdirAll(c.dir, 0o755); err != nil {
 		return err
 	}
@@ -114,11 +126,7 @@ func (c *Cluster) Up(ctx context.Context, config Config) error {
 	if err := c.setLabels(ctx); err != nil {
 		return err
 	}
-	if err := os.WriteFile(c.path(upMark), nil, 0o644); err != nil {
-		return err
-	}
-	c.logf("cluster %s: %d nodes ready after %.1fs", c.name, len(config.Nodes), time.Since(start).Seconds())
-	return nil
+	return os.WriteFile(c.path(upMark), nil, 0o644)
 }
 
 // firstCauses joins errors, without those that only say that another error ended the work.
@@ -177,11 +185,27 @@ func (c *Cluster) waitAPIServer(ctx context.Context) error {
 		}
 		ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 		defer cancel()
-		if err := client.RESTClient().Get().AbsPath("/readyz").Do(ctx).Error(); err != nil {
-			return fmt.Errorf("API server is not ready: %w; the end of its log:\n%s", err, logTail(m.logFile("apiserver"), 5))
+		body, err := client.RESTClient().Get().AbsPath("/readyz").Do(ctx).Raw()
+		if err != nil {
+			return fmt.Errorf("API server is not ready: %s; the end of its log:\n%s", failedChecks(body, err), logTail(m.logFile("apiserver"), 5))
 		}
 		return nil
 	})
+}
+
+// failedChecks names the checks that an answer of /readyz marks as failed; without such an answer
+// it is the error.
+func failedChecks(body []byte, err error) string {
+	var failed []string
+	for line := range strings.Lines(string(body)) {
+		if name, ok := strings.CutPrefix(line, "[-]"); ok {
+			failed = append(failed, strings.Fields(name)[0])
+		}
+	}
+	if len(failed) == 0 {
+		return err.Error()
+	}
+	return "waits for " + strings.Join(failed, ", ")
 }
 
 func (c *Cluster) startNode(ctx context.Context, i int, n Node, pki *pki, paths runtimePaths, groups cgroups, pause string, apiReady <-chan struct{}) error {

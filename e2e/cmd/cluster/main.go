@@ -40,6 +40,8 @@ func command() *cobra.Command {
 		SilenceErrors: true,
 		// kubectl, helm and exec take all that follows as it is, so --name has to come before.
 		TraverseChildren: true,
+		Args:             cobra.NoArgs, // anything left over is a command that does not exist
+		RunE:             func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.PersistentFlags().StringVar(&name, "name", cluster.DefaultName, "name of the cluster; give it before the command's own arguments")
 	open := func() (*cluster.Cluster, error) {
