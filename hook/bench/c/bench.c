@@ -64,15 +64,20 @@ static void *worker(void *arg)
     return arg;
 }
 
+/* Without the account's pages, which all processes of the share have together. */
 static long private_kb(void)
 {
-    char line[256];
+    char line[4096];
     long kb = 0, v;
-    FILE *f = fopen("/proc/self/smaps_rollup", "r");
-    while (f && fgets(line, sizeof line, f))
-        if (sscanf(line, "Private_Clean: %ld", &v) == 1 || sscanf(line, "Private_Dirty: %ld", &v) == 1 ||
-            sscanf(line, "Shared_Dirty: %ld", &v) == 1)
+    unsigned long from, to;
+    int shared = 0;
+    FILE *f = fopen("/proc/self/smaps", "r");
+    while (f && fgets(line, sizeof line, f)) {
+        if (sscanf(line, "%lx-%lx ", &from, &to) == 2)
+            shared = strstr(line, "/account") != 0;
+        else if (!shared && (sscanf(line, "Private_Clean: %ld", &v) == 1 || sscanf(line, "Private_Dirty: %ld", &v) == 1))
             kb += v;
+    }
     return kb;
 }
 
