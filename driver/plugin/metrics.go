@@ -13,6 +13,7 @@ import (
 type metrics struct {
 	prepare   *prometheus.HistogramVec
 	scanFails prometheus.Counter
+	pubFails  prometheus.Counter
 	memory    *prometheus.GaugeVec
 	held      *prometheus.GaugeVec
 	claims    prometheus.Gauge
@@ -29,6 +30,10 @@ func newMetrics(r prometheus.Registerer) *metrics {
 			Name: "sluice_driver_scan_failures_total",
 			Help: "Looks at the cards of the node that found something wrong.",
 		}),
+		pubFails: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "sluice_driver_publish_failures_total",
+			Help: "Failures to write a ResourceSlice.",
+		}),
 		memory: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "sluice_driver_device_memory_bytes",
 			Help: "Memory of the card that can be given out.",
@@ -43,7 +48,7 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		}),
 	}
 	if r != nil {
-		r.MustRegister(m.prepare, m.scanFails, m.memory, m.held, m.claims)
+		r.MustRegister(m.prepare, m.scanFails, m.pubFails, m.memory, m.held, m.claims)
 	}
 	return m
 }
@@ -57,6 +62,8 @@ func (m *metrics) prepared(start time.Time, err error) {
 }
 
 func (m *metrics) scanFailed() { m.scanFails.Inc() }
+
+func (m *metrics) publishFailed() { m.pubFails.Inc() }
 
 func (m *metrics) cards(plan *slicing.Plan) {
 	m.memory.Reset()

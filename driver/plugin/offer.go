@@ -8,9 +8,7 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
-	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 
 	"github.com/sluice-gpu/sluice/driver/gpu"
@@ -86,25 +84,6 @@ func (d *Driver) adopt(ctx context.Context, plan *slicing.Plan, inv gpu.Inventor
 
 func sameGPUs(a, b gpu.Inventory) bool {
 	return slices.Equal(a.GPUs, b.GPUs) && slices.Equal(a.Missing, b.Missing)
-}
-
-// publish hands the slices to the helper's controller, which writes what
-// differs from the API server. Nothing is handed over twice.
-func (d *Driver) publish(ctx context.Context, plan *slicing.Plan) {
-	if d.helper == nil {
-		return
-	}
-	pool := plan.Slices()
-	if d.published != nil && apiequality.Semantic.DeepEqual(d.published, pool) {
-		return
-	}
-	resources := resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.cfg.NodeName: {Slices: pool}}}
-	if err := d.helper.PublishResources(ctx, resources); err != nil {
-		d.complain(ctx, fmt.Errorf("publishing: %w", err))
-		return
-	}
-	d.published = pool
-	klog.FromContext(ctx).Info("Published", "pool", d.cfg.NodeName, "cards", len(plan.Cards), "slices", len(pool))
 }
 
 // nodeLabels reads the node's labels, from the API server every now and then.

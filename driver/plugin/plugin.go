@@ -13,13 +13,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -99,7 +97,8 @@ type Driver struct {
 	fatal      context.CancelCauseFunc
 
 	// The rest belongs to the goroutine that looks at the cards.
-	helper     *kubeletplugin.Helper
+	serving    bool
+	controller *resourceslice.Controller // nil until something was published
 	inventory  gpu.Inventory
 	published  []resourceslice.Slice
 	labels     map[string]string
@@ -162,7 +161,8 @@ func (d *Driver) Run(ctx context.Context) error {
 		return fmt.Errorf("serving the kubelet: %w", err)
 	}
 	defer helper.Stop()
-	d.helper = helper
+	d.serving = true
+	defer func() { d.controller.Stop() }()
 	if plan := d.plan(); plan != nil {
 		d.publish(ctx, plan)
 	}
@@ -200,30 +200,14 @@ func (d *Driver) watchRegistration(ctx context.Context, req any, _ *grpc.UnarySe
 	return next(ctx, req)
 }
 
-// HandleError implements kubeletplugin.DRAPlugin.
+// HandleError implements kubeletplugin.DRAPlugin. It hears of the sockets to
+// the kubelet; those of publishing go to publishFailed.
 func (d *Driver) HandleError(ctx context.Context, err error, msg string) {
-	var dropped *resourceslice.DroppedFieldsError
-	switch {
-	case errors.As(err, &dropped):
-		// Without these fields a card would be published as if one claim took
-		// all of it, or as if it had no size. Nothing is better than that.
-		d.fatal(fmt.Errorf("the API server dropped fields of the ResourceSlice: Sluice needs Kubernetes 1.36 or newer with the feature gate %s on in the API server and the scheduler: %w",
-			gates(dropped), err))
-	case errors.Is(err, kubeletplugin.ErrRecoverable):
+	if errors.Is(err, kubeletplugin.ErrRecoverable) {
 		klog.FromContext(ctx).Error(err, msg)
-		if apierrors.IsInvalid(err) {
-			d.metrics.scanFailed()
-		}
-	default:
-		d.fatal(fmt.Errorf("%s: %w", msg, err))
+		return
 	}
-}
-
-func gates(err *resourceslice.DroppedFieldsError) string {
-	if names := err.DisabledFeatures(); len(names) > 0 {
-		return strings.Join(names, ", ")
-	}
-	return "DRAConsumableCapacity"
+	d.fatal(fmt.Errorf("%s: %w", msg, err))
 }
 
 func reportFinding(log klog.Logger, f state.Finding) {
