@@ -23,10 +23,15 @@
  *   launch:TIME*N        N kernels of TIME; launchex, coop, graph likewise
  *   busy:TIME:FOR        kernels of TIME one after another for FOR
  *   event:TIME           one kernel between two events; says the time between
+ *   churn:FOR            allocates, frees and launches at random for FOR
+ *   proc:NAME:VERSION    what cuGetProcAddress gives: the exported symbol, the status
+ *   capture:MODE         captures a launch (global, local, relaxed), tries an
+ *                        allocation meanwhile, and ends the capture
  *   sync ctx release reset
  *   fork                 a child does cuInit and an allocation of 1 MiB
  *   sleep:TIME           hold-for:TIME      hold   until a signal
  */
+#include <dlfcn.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -49,6 +54,7 @@ static struct held *held;
 static size_t held_n, held_max;
 static CUdevice device;
 static bool initialised, wrong;
+static cuuint64_t proc_flags;
 static CUfunction spin;
 
 static void hold_on(enum held_kind kind, uint64_t what, uint64_t handle, uint64_t size)
@@ -415,6 +421,70 @@ static CUresult timed(uint64_t ns)
 	return r;
 }
 
+static CUresult churn(uint64_t duration)
+{
+	static const char *const kinds[] = { "alloc", "managed", "async", "vmm", "array" };
+	const uint64_t began = now();
+	unsigned seed = (unsigned)(began ^ (uint64_t)getpid());
+	unsigned long n = 0;
+	CUresult r = load_spin();
+
+	for (; !r && now() - began < duration; n++) {
+		const unsigned dice = (unsigned)rand_r(&seed);
+		if (dice % 3 == 0)
+			r = launch_one("launch", dice / 3 % 50000, NULL);
+		else if (dice % 3 == 1 && held_n)
+			r = give_last();
+		else
+			r = take(kinds[dice / 3 % 5], (1 + dice / 15 % 64) << 21);
+		if (r == CUDA_ERROR_OUT_OF_MEMORY)
+			r = held_n ? give_last() : CUDA_SUCCESS;
+	}
+	printf(",\"kernels\":%lu", n);
+	return r;
+}
+
+static CUresult proc(const char *arg)
+{
+	char name[128];
+	int version = 13000;
+	void *at = NULL;
+	Dl_info where = { 0 };
+	CUdriverProcAddressQueryResult status = CU_GET_PROC_ADDRESS_SUCCESS;
+
+	sscanf(arg, "%127[^:]:%d", name, &version);
+	CUresult r = TRY(cuGetProcAddress_v2, name, &at, version, proc_flags, &status);
+	if (at)
+		dladdr(at, &where);
+	printf(",\"symbol\":\"%s\",\"status\":%d", where.dli_sname ? where.dli_sname : "", (int)status);
+	return r;
+}
+
+static CUresult capture(const char *mode)
+{
+	const CUstreamCaptureMode m = !strcmp(mode, "global") ? CU_STREAM_CAPTURE_MODE_GLOBAL :
+				      !strcmp(mode, "local") ? CU_STREAM_CAPTURE_MODE_THREAD_LOCAL : CU_STREAM_CAPTURE_MODE_RELAXED;
+	uint64_t ns = 1000;
+	void *params[] = { &ns };
+	CUstream s;
+	CUgraph g = NULL;
+	CUdeviceptr p;
+	CUresult r = load_spin();
+
+	if (!r)
+		r = TRY(cuStreamCreate, &s, 1);
+	if (!r)
+		r = TRY(cuStreamBeginCapture_v2, s, m);
+	if (!r)
+		r = TRY(cuLaunchKernel, spin, 1, 1, 1, 32, 1, 1, 0, s, params, NULL);
+	if (r)
+		return r;
+	printf(",\"during\":\"%s\"", name_of(TRY(cuMemAlloc_v2, &p, 1 << 20)));
+	r = TRY(cuStreamEndCapture, s, &g);
+	printf(",\"graph\":%s", g ? "true" : "false");
+	return r;
+}
+
 /* What a forked child gets, before cuInit and after. */
 static CUresult forked(void)
 {
@@ -477,6 +547,12 @@ static CUresult run(const char *name, const char *arg, unsigned long count)
 		const char *second = strchr(arg, ':');
 		return busy(time_arg(arg), second ? time_arg(second + 1) : 1000000000u);
 	}
+	if (!strcmp(name, "churn"))
+		return churn(time_arg(arg));
+	if (!strcmp(name, "proc"))
+		return proc(arg);
+	if (!strcmp(name, "capture"))
+		return capture(arg);
 	if (!strcmp(name, "event"))
 		return timed(time_arg(arg));
 	if (!strcmp(name, "sync"))
@@ -589,6 +665,7 @@ int main(int argc, char **argv)
 		fprintf(stderr, "usage: cudaprobe [--via WAY] [--lib FILE] [--device N] [--version N] [--per-thread] [--clear-env] STEP...\n");
 		return 2;
 	}
+	proc_flags = per_thread ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM : CU_GET_PROC_ADDRESS_DEFAULT;
 	if (!probe_resolve(via, lib, version, per_thread))
 		return 3;
 	for (; i < argc; i++)

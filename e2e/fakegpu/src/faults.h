@@ -13,7 +13,7 @@
 
 #include "node.h"
 
-#define FG_XIDS 64
+#define FG_XIDS 256
 
 struct fg_faults {
 	bool unloaded;

@@ -73,6 +73,8 @@ static bool next_event(nvmlEventSet_t set, nvmlDevice_t d, const struct fg_fault
 	const int card = d->card;
 
 	*out = (nvmlEventData_t){ .device = d, .gpuInstanceId = 0xffffffff, .computeInstanceId = 0xffffffff };
+	if (set->xids_seen[card] > now->xids)
+		set->xids_seen[card] = 0; /* the file was begun anew */
 	if (set->types[card] & NVML_EVENT_XID)
 		while (set->xids_seen[card] < now->xids) {
 			const int i = set->xids_seen[card]++;

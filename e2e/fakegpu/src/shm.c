@@ -18,8 +18,11 @@
 #define ATTACH_BYTE 0
 #define SLOT_BYTE(slot) (1 + (slot))
 
-/* Orders stores as another process sees them if we die right here. */
+/* Orders stores as another process sees them if we die right here. The test
+ * of crashes dies at every one of them in turn. */
+#ifndef step
 #define step() __atomic_thread_fence(__ATOMIC_RELEASE)
+#endif
 #define load(p) __atomic_load_n(p, __ATOMIC_ACQUIRE)
 
 uint64_t fg_now(void)
