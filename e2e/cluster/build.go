@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -146,12 +147,15 @@ func (m module) build(ctx context.Context, source, bin, goVersion, prefix string
 		return err
 	}
 	defer os.RemoveAll(staging)
-	packages := m.countPackages(ctx, source)
+	var p progress
+	stop := p.report(prefix+m.folder, log)
+	defer stop()
+	p.packages.Store(int64(m.countPackages(ctx, source)))
 	args := []string{"build", "-v", "-tags", m.tags, "-ldflags", m.ldflags(version), "-o", staging + "/"}
 	cmd := exec.CommandContext(ctx, "go", append(args, m.commands...)...)
 	cmd.Dir = source
 	cmd.Env = append(os.Environ(), "GOFLAGS=-mod=readonly", "GOWORK=off")
-	if err := runWithProgress(cmd, packages, prefix+m.folder, log); err != nil {
+	if err := p.run(cmd); err != nil {
 		return err
 	}
 	// Replaced, not rewritten: a cluster that is up may be running the old ones.
@@ -222,19 +226,16 @@ func (m module) countPackages(ctx context.Context, source string) int {
 	return strings.Count(string(out), "\n")
 }
 
-// runWithProgress runs `go build -v`, which prints the name of each package it compiles, and tells
-// every ten seconds how many that were. What the command prints beyond that is its error.
-func runWithProgress(cmd *exec.Cmd, packages int, what string, log io.Writer) error {
-	stderr, err := cmd.StderrPipe()
-	if err != nil {
-		return err
-	}
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	var compiled atomic.Int64
+// progress is how far a build is.
+type progress struct {
+	packages, compiled atomic.Int64 // packages is 0 while modules are being fetched
+}
+
+// report tells every ten seconds how far the build is, until it is stopped.
+func (p *progress) report(what string, log io.Writer) (stop func()) {
 	start, done := time.Now(), make(chan struct{})
-	go func() {
+	var wg sync.WaitGroup
+	wg.Go(func() {
 		tick := time.NewTicker(10 * time.Second)
 		defer tick.Stop()
 		for {
@@ -242,24 +243,39 @@ func runWithProgress(cmd *exec.Cmd, packages int, what string, log io.Writer) er
 			case <-done:
 				return
 			case <-tick.C:
-				fmt.Fprintf(log, "%s: %d of at most %d packages compiled, %s\n", what, compiled.Load(), packages, time.Since(start).Round(time.Second))
 			}
+			doing := "fetching modules"
+			if n := p.packages.Load(); n > 0 {
+				doing = fmt.Sprintf("%d packages compiled, of at most %d", p.compiled.Load(), n)
+			}
+			fmt.Fprintf(log, "%s: %s, %s\n", what, doing, time.Since(start).Round(time.Second))
 		}
-	}()
+	})
+	return func() { close(done); wg.Wait() }
+}
+
+// run runs `go build -v`, which prints the name of each package when it compiles it. What it prints
+// beyond that is its error.
+func (p *progress) run(cmd *exec.Cmd) error {
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
 	var messages []string
 	lines := bufio.NewScanner(stderr)
 	for lines.Scan() {
-		if line := lines.Text(); strings.ContainsAny(line, " :") {
-			if !strings.HasPrefix(line, "go: downloading ") {
-				messages = append(messages, line)
-			}
-		} else {
-			compiled.Add(1)
+		line := lines.Text()
+		switch {
+		case !strings.ContainsAny(line, " :"):
+			p.compiled.Add(1)
+		case !strings.HasPrefix(line, "go: downloading "):
+			messages = append(messages, line)
 		}
 	}
-	err = errors.Join(lines.Err(), cmd.Wait())
-	close(done)
-	if err != nil {
+	if err := errors.Join(lines.Err(), cmd.Wait()); err != nil {
 		return fmt.Errorf("%w:\n%s", err, strings.Join(messages, "\n"))
 	}
 	return nil

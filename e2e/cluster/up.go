@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -137,8 +138,8 @@ func firstCauses(errs []error) error {
 			causes = append(causes, err)
 		}
 	}
-	if len(causes) == 0 {
-		return errors.Join(errs...)
+	if len(causes) == 0 && slices.ContainsFunc(errs, func(err error) bool { return err != nil }) {
+		return context.Canceled
 	}
 	return errors.Join(causes...)
 }
