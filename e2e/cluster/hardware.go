@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Hardware puts simulated hardware into a node. It is called at each boot of the node, before
-// containerd and the kubelet start, and must be idempotent: the driver root still holds what the
+// Hardware puts simulated hardware into a node. It is called at each boot of a node that has GPUs,
+// before containerd and the kubelet start, and must be idempotent: the driver root still holds what the
 // boot before left, the state folder is empty.
 type Hardware interface {
 	Install(ctx context.Context, n HardwareNode) error
@@ -31,11 +31,11 @@ type HardwareNode struct {
 
 // installHardware runs the hook for a node that has just booted.
 func (c *Cluster) installHardware(ctx context.Context, m *machine, n Node) error {
-	if c.hardware == nil {
-		if len(n.GPUs) > 0 {
-			return fmt.Errorf("%s: %d kinds of GPU asked for, but this program has no simulated hardware to install", n.Name, len(n.GPUs))
-		}
+	if len(n.GPUs) == 0 {
 		return nil
+	}
+	if c.hardware == nil {
+		return fmt.Errorf("%s: GPUs %v asked for, but this program has no simulated hardware to install", n.Name, n.GPUs)
 	}
 	state, err := m.hostPath(HardwareDir)
 	if err != nil {

@@ -86,9 +86,6 @@ func testConfig() Config {
 type testHardware struct{}
 
 func (testHardware) Install(_ context.Context, n HardwareNode) error {
-	if len(n.GPUs) == 0 {
-		return nil
-	}
 	dev := filepath.Join(n.DriverRoot, "dev")
 	if err := os.MkdirAll(dev, 0o755); err != nil {
 		return err

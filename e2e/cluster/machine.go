@@ -223,7 +223,7 @@ func (m *machine) mountFolders(bootID string) error {
 		}
 	}
 	// Containers of any user use the cards, so any user can write where they keep their state.
-	if err := os.Chmod(filepath.Join(m.stage(), HardwareDir), 0o1777); err != nil {
+	if err := os.Chmod(filepath.Join(m.stage(), HardwareDir), 0o777); err != nil {
 		return err
 	}
 	if err := os.WriteFile(filepath.Join(m.stage(), BootIDFile), []byte(bootID+"\n"), 0o444); err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-gpu/sluice/e2e/cluster"
+	"github.com/sluice-gpu/sluice/e2e/testbed"
 )
 
 func main() {
@@ -45,10 +46,10 @@ func command() *cobra.Command {
 	}
 	root.PersistentFlags().StringVar(&name, "name", cluster.DefaultName, "name of the cluster; give it before the command's own arguments")
 	open := func() (*cluster.Cluster, error) {
-		return cluster.Open(cluster.Options{Name: name, Log: os.Stderr, Hardware: hardware()})
+		return cluster.Open(cluster.Options{Name: name, Log: os.Stderr, Hardware: testbed.Hardware{}})
 	}
 	up := func() (*cluster.Cluster, error) {
-		return cluster.Load(cluster.Options{Name: name, Log: os.Stderr, Hardware: hardware()})
+		return cluster.Load(cluster.Options{Name: name, Log: os.Stderr, Hardware: testbed.Hardware{}})
 	}
 	root.AddCommand(
 		buildCommand(), upCommand(open), downCommand(open), statusCommand(open), loadImageCommand(up),
@@ -214,6 +215,3 @@ func nodeCommand(up opener, use, short string, do func(*cluster.Cluster, context
 		},
 	}
 }
-
-// hardware is the simulated hardware that nodes with GPUs get.
-func hardware() cluster.Hardware { return nil }
