@@ -28,6 +28,7 @@
  *   capture:MODE         captures a launch (global, local, relaxed), tries an
  *                        allocation meanwhile, and ends the capture
  *   sync ctx release reset
+ *   exec                 becomes a program that holds and uses no CUDA
  *   fork                 a child does cuInit and an allocation of 1 MiB
  *   sleep:TIME           hold-for:TIME      hold   until a signal
  */
@@ -570,6 +571,12 @@ static CUresult run(const char *name, const char *arg, unsigned long count)
 	}
 	if (!strcmp(name, "fork"))
 		return forked();
+	if (!strcmp(name, "exec")) {
+		printf(",\"result\":\"\"}\n{\"step\":\"hold\"}\n");
+		fflush(stdout);
+		execl("/bin/sleep", "sleep", "1000000", (char *)NULL);
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	}
 	if (!strcmp(name, "sleep") || !strcmp(name, "hold-for")) {
 		fflush(stdout);
 		sleep_ns(time_arg(arg));
