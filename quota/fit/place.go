@@ -115,7 +115,7 @@ func (w *workload) set(name string) *PodSet {
 func (s *State) placeOne(id engine.WorkloadID, set *PodSet, a *engine.PodSetAssignment, t *trial, shared map[string]string) (*slot, *engine.NoRoom) {
 	pod := s.withFlavors(set, a)
 	needs := s.requests(&set.Spec)
-	claims, fixed, err := s.claimsOf(set, shared)
+	claims, fixed, err := s.claimsOf(set, shared, t)
 	if err != nil {
 		return nil, &engine.NoRoom{Reason: err.Error(), Never: true}
 	}
@@ -152,7 +152,7 @@ func (s *State) placeOne(id engine.WorkloadID, set *PodSet, a *engine.PodSetAssi
 
 // claimsOf lists the claims that still need devices for one pod, and the node
 // to which allocated ones bind it, "" for none.
-func (s *State) claimsOf(set *PodSet, shared map[string]string) ([]*resourceapi.ResourceClaim, string, error) {
+func (s *State) claimsOf(set *PodSet, shared map[string]string, t *trial) ([]*resourceapi.ResourceClaim, string, error) {
 	var claims []*resourceapi.ResourceClaim
 	fixed := ""
 	for i := range set.Claims {
@@ -169,6 +169,8 @@ func (s *State) claimsOf(set *PodSet, shared map[string]string) ([]*resourceapi.
 			if name := nodeOf(c.Status.Allocation); name != "" {
 				fixed = name
 			}
+		case t.promised(c.UID) != "":
+			fixed = t.promised(c.UID)
 		default:
 			claims = append(claims, c)
 		}
@@ -180,6 +182,18 @@ func (s *State) claimsOf(set *PodSet, shared map[string]string) ([]*resourceapi.
 		})
 	}
 	return claims, fixed, nil
+}
+
+// promised is the node on which a claim has a place already, "" for none.
+func (t *trial) promised(claim types.UID) string {
+	for _, sl := range t.slots {
+		for _, c := range sl.claims {
+			if c.UID == claim {
+				return sl.node
+			}
+		}
+	}
+	return ""
 }
 
 // nodeOf is the node to which an allocation is bound, "" for devices that are

@@ -88,7 +88,7 @@ func (s *State) again(promised *slot, set *PodSet, a *engine.PodSetAssignment, t
 	if s.accepts(n, s.withFlavors(set, a), promised.requests, t) != "" || s.busyPlugin(n, &set.Spec) != "" {
 		return nil
 	}
-	claims, fixed, err := s.claimsOf(set, map[string]string{})
+	claims, fixed, err := s.claimsOf(set, map[string]string{}, t)
 	if err != nil || (fixed != "" && fixed != n.name) {
 		return nil
 	}
@@ -198,4 +198,16 @@ func (s *State) Exclusive(id engine.WorkloadID, pod types.UID, driver string) []
 		}
 	}
 	return names
+}
+
+// NodeOf is the node of the slot that a pod was given, "" if it has none.
+func (s *State) NodeOf(id engine.WorkloadID, pod types.UID) string {
+	if w := s.workloads[id]; w != nil {
+		for _, sl := range w.slots {
+			if sl.pod == pod {
+				return sl.node
+			}
+		}
+	}
+	return ""
 }

@@ -1,0 +1,134 @@
+// Package config is the quota controller's configuration file, a
+// QuotaConfiguration of config.quota.sluice.dev/v1alpha1: its types, strict
+// decoding, defaults and validation. An unknown field is an error, because a
+// setting that is silently ignored is worse than a controller that says so at
+// start.
+package config
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/sluice-gpu/sluice/quota/engine"
+)
+
+// APIVersion and Kind identify the file.
+const (
+	APIVersion = "config.quota.sluice.dev/v1alpha1"
+	Kind       = "QuotaConfiguration"
+)
+
+// QuotaConfiguration is the file.
+type QuotaConfiguration struct {
+	metav1.TypeMeta `json:",inline"`
+
+	// QuotaCheckStrategy says what becomes of resources that a ClusterQueue has
+	// no quota for. IgnoreUndeclared (default) does not hold them against the
+	// workload, except that a queue without any device quota admits no device.
+	// BlockUndeclared makes such a workload inadmissible.
+	QuotaCheckStrategy string `json:"quotaCheckStrategy,omitempty"`
+	// FairSharing turns on sharing by dominant resource and weight.
+	FairSharing *FairSharing `json:"fairSharing,omitempty"`
+	// HoleReserveAfter is how long a workload waits for room on cards before a
+	// place is kept free for it. 0, the default, is never.
+	HoleReserveAfter metav1.Duration `json:"holeReserveAfter,omitempty"`
+	// Placement chooses among nodes with room: binpack (default) or spread.
+	Placement string `json:"placement,omitempty"`
+	// Concurrency is how many objects of each kind are worked on at once.
+	// Default 8.
+	Concurrency int `json:"concurrency,omitempty"`
+}
+
+// FairSharing is as in the Kueue configuration.
+type FairSharing struct {
+	// PreemptionStrategies are tried in order: LessThanOrEqualToFinalShare,
+	// LessThanInitialShare. Default: both.
+	PreemptionStrategies []string `json:"preemptionStrategies,omitempty"`
+}
+
+// Load reads a file; an empty path gives the defaults.
+func Load(path string) (*QuotaConfiguration, error) {
+	if path == "" {
+		return Decode(nil)
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	c, err := Decode(b)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return c, nil
+}
+
+// Decode reads, completes and checks a configuration. Nothing, or an object
+// without fields, gives the defaults.
+func Decode(b []byte) (*QuotaConfiguration, error) {
+	c := &QuotaConfiguration{}
+	if err := yaml.UnmarshalStrict(b, c); err != nil {
+		return nil, err
+	}
+	if c.APIVersion != "" && c.APIVersion != APIVersion || c.Kind != "" && c.Kind != Kind {
+		return nil, fmt.Errorf("%s %s is not a %s of %s", c.APIVersion, c.Kind, Kind, APIVersion)
+	}
+	if c.QuotaCheckStrategy == "" {
+		c.QuotaCheckStrategy = "IgnoreUndeclared"
+	}
+	if c.Placement == "" {
+		c.Placement = "binpack"
+	}
+	if c.Concurrency == 0 {
+		c.Concurrency = 8
+	}
+	return c, c.validate()
+}
+
+func (c *QuotaConfiguration) validate() error {
+	if !slices.Contains([]string{"IgnoreUndeclared", "BlockUndeclared"}, c.QuotaCheckStrategy) {
+		return fmt.Errorf("quotaCheckStrategy is %q, use IgnoreUndeclared or BlockUndeclared", c.QuotaCheckStrategy)
+	}
+	if !slices.Contains([]string{"binpack", "spread"}, c.Placement) {
+		return fmt.Errorf("placement is %q, use binpack or spread", c.Placement)
+	}
+	if c.Concurrency < 1 || c.Concurrency > 1000 {
+		return fmt.Errorf("concurrency is %d, use 1 to 1000", c.Concurrency)
+	}
+	if c.HoleReserveAfter.Duration < 0 {
+		return fmt.Errorf("holeReserveAfter is %s, it must not be negative", c.HoleReserveAfter.Duration)
+	}
+	if c.FairSharing != nil {
+		known := []string{string(engine.LessThanOrEqualToFinalShare), string(engine.LessThanInitialShare)}
+		for _, s := range c.FairSharing.PreemptionStrategies {
+			if !slices.Contains(known, s) {
+				return fmt.Errorf("fairSharing.preemptionStrategies names %q, use %s or %s", s, known[0], known[1])
+			}
+		}
+	}
+	return nil
+}
+
+// Engine is what the engine is made with. devices are the budget resources
+// that stand for devices.
+func (c *QuotaConfiguration) Engine(devices ...engine.Resource) []engine.Option {
+	var opts []engine.Option
+	if c.QuotaCheckStrategy == "IgnoreUndeclared" {
+		opts = append(opts, engine.IgnoreUndeclared(devices...))
+	}
+	if c.FairSharing != nil {
+		var strategies []engine.FairStrategy
+		for _, s := range c.FairSharing.PreemptionStrategies {
+			strategies = append(strategies, engine.FairStrategy(s))
+		}
+		opts = append(opts, engine.FairSharing(strategies...))
+	}
+	if d := c.HoleReserveAfter.Duration; d > 0 {
+		opts = append(opts, engine.HoleReserveAfter(max(d, time.Second)))
+	}
+	return opts
+}

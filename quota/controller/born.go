@@ -1,0 +1,44 @@
+package controller
+
+import (
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/sluice-gpu/sluice/quota/ticket"
+)
+
+// BornWith is the ticket of a claim that the scheduler is about to make for the
+// extended resources of a pod, nil if the pod is not admitted. The webhook asks
+// it in whichever replica it runs: the answer follows from what the API shows.
+func (c *Controller) BornWith(claim *resourceapi.ResourceClaim) (*ticket.Ticket, error) {
+	owner := metav1.GetControllerOf(claim)
+	if owner == nil || owner.Kind != "Pod" {
+		return nil, nil
+	}
+	core := c.core
+	core.mu.Lock()
+	pod := core.pods[owner.UID]
+	if pod == nil || pod.workload == "" || pod.gated || pod.ended {
+		core.mu.Unlock()
+		return nil, nil
+	}
+	w := core.works[pod.workload]
+	if w == nil || w.object == nil {
+		core.mu.Unlock()
+		return nil, nil
+	}
+	wl := w.object
+	a, run := admitted(wl)
+	if !run {
+		core.mu.Unlock()
+		return nil, nil
+	}
+	given := engineSet(a, pod.set)
+	entitled := given != nil && core.entitled(pod.workload, wl, pod.set, pod.uid, given.Count)
+	node := core.fit.NodeOf(pod.workload, pod.uid)
+	core.mu.Unlock()
+	if !entitled {
+		return nil, nil
+	}
+	return core.ticketFor(claim.Spec.Devices, wl, setOf(a, pod.set), node, pod.uid)
+}

@@ -1,0 +1,172 @@
+package controller
+
+import (
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
+
+	"github.com/sluice-gpu/sluice/quota/config"
+	"github.com/sluice-gpu/sluice/quota/engine"
+	"github.com/sluice-gpu/sluice/quota/fit"
+	"github.com/sluice-gpu/sluice/quota/pricing"
+)
+
+// core is what is known: the engine, the cards, and the objects that both are
+// derived from. feed.go takes facts in, decide.go takes decisions out,
+// everything else asks it questions. All of it is behind one lock, and nothing
+// under the lock waits for the API.
+type core struct {
+	mu     sync.Mutex
+	now    func() time.Time
+	engine *engine.Engine
+	fit    *fit.State
+
+	works     map[engine.WorkloadID]*work
+	queues    map[string]*kueue.ClusterQueue
+	flavors   map[string]*kueue.ResourceFlavor
+	nodes     map[string]*corev1.Node
+	slices    map[string]*resourceapi.ResourceSlice
+	templates map[types.NamespacedName]*resourceapi.ResourceClaimTemplate
+	claims    map[types.NamespacedName]*resourceapi.ResourceClaim
+	charges   map[engine.WorkloadID]map[types.UID]types.NamespacedName
+	pods      map[types.UID]*podFact
+	podsOf    map[engine.WorkloadID]map[types.UID]*podFact
+
+	// fleets and prices are derived, and dropped when what they are derived from
+	// changes.
+	fleets map[string]*pricing.Fleet
+	prices map[string]priced
+
+	dirty map[engine.WorkloadID]struct{}
+	room  bool
+	kick  chan struct{}
+	// stale says that statuses of queues may have to be written.
+	stale bool
+	// tell asks for a Workload to be looked at.
+	tell func(engine.WorkloadID)
+}
+
+// work is one Workload.
+type work struct {
+	id     engine.WorkloadID
+	object *kueue.Workload
+	// told says that the engine knows it, placed that room was looked for.
+	told, placed bool
+	// admit and evict are decisions that are not written yet.
+	admit *engine.Admit
+	evict *engine.Evict
+	// said is the last reason to wait that was put on the user's object.
+	said string
+}
+
+// podFact is what is remembered of a pod.
+type podFact struct {
+	name     types.NamespacedName
+	uid      types.UID
+	workload engine.WorkloadID
+	set      string
+	owner    types.UID
+	created  time.Time
+	gated    bool
+	ended    bool
+	bound    string
+	deleting bool
+	version  uint64
+}
+
+func newCore(c *config.QuotaConfiguration) *core {
+	return &core{
+		now:       time.Now,
+		engine:    engine.New(c.Engine(devices...)...),
+		fit:       fit.New(fit.Policy(c.Placement)),
+		works:     map[engine.WorkloadID]*work{},
+		queues:    map[string]*kueue.ClusterQueue{},
+		flavors:   map[string]*kueue.ResourceFlavor{},
+		nodes:     map[string]*corev1.Node{},
+		slices:    map[string]*resourceapi.ResourceSlice{},
+		templates: map[types.NamespacedName]*resourceapi.ResourceClaimTemplate{},
+		claims:    map[types.NamespacedName]*resourceapi.ResourceClaim{},
+		charges:   map[engine.WorkloadID]map[types.UID]types.NamespacedName{},
+		pods:      map[types.UID]*podFact{},
+		podsOf:    map[engine.WorkloadID]map[types.UID]*podFact{},
+		prices:    map[string]priced{},
+		dirty:     map[engine.WorkloadID]struct{}{},
+		kick:      make(chan struct{}, 1),
+		tell:      func(engine.WorkloadID) {},
+	}
+}
+
+// workloadID is the engine's name of a Workload.
+func workloadID(namespace, name string) engine.WorkloadID {
+	return engine.WorkloadID(namespace + "/" + name)
+}
+
+// nameOf is the inverse of workloadID.
+func nameOf(id engine.WorkloadID) types.NamespacedName {
+	for i := range id {
+		if id[i] == '/' {
+			return types.NamespacedName{Namespace: string(id[:i]), Name: string(id[i+1:])}
+		}
+	}
+	return types.NamespacedName{Name: string(id)}
+}
+
+// wake asks for decisions, and for queues' statuses to be written, soon.
+func (c *core) wake() {
+	c.stale = true
+	select {
+	case c.kick <- struct{}{}:
+	default:
+	}
+}
+
+// holds says whether anything is still in use by a workload: a claim with a
+// ticket or an allocation, or a pod past its gate that has not ended.
+func (c *core) holds(id engine.WorkloadID) bool {
+	if len(c.charges[id]) > 0 {
+		return true
+	}
+	w := c.works[id]
+	for _, p := range c.podsOf[id] {
+		if !p.gated && !p.ended && w != nil && w.object != nil && p.belongs(w.object) {
+			return true
+		}
+	}
+	return false
+}
+
+// belongs says whether a pod is really a workload's: the label alone does not
+// make it so, since anybody can write labels.
+func (p *podFact) belongs(wl *kueue.Workload) bool {
+	for _, o := range wl.OwnerReferences {
+		if o.UID == p.owner || o.UID == p.uid {
+			return true
+		}
+	}
+	return false
+}
+
+// admitted returns what a workload was given, and whether it may run: quota is
+// reserved and it is not on its way out.
+func admitted(wl *kueue.Workload) (*kueue.Admission, bool) {
+	if wl == nil || wl.Status.Admission == nil || !conditionTrue(wl, kueue.WorkloadAdmitted) {
+		return nil, false
+	}
+	if conditionTrue(wl, kueue.WorkloadEvicted) || conditionTrue(wl, kueue.WorkloadFinished) || wl.DeletionTimestamp != nil {
+		return nil, false
+	}
+	return wl.Status.Admission, true
+}
+
+func conditionTrue(wl *kueue.Workload, kind string) bool {
+	for i := range wl.Status.Conditions {
+		if c := &wl.Status.Conditions[i]; c.Type == kind {
+			return c.Status == "True"
+		}
+	}
+	return false
+}

@@ -1,0 +1,123 @@
+package controller
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/sluice-gpu/sluice/quota/engine"
+)
+
+// decide prices what has changed, asks the engine, and remembers its decisions
+// for the reconcilers. It returns the workloads that a decision is about.
+func (c *core) decide() []engine.Decision {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.engine.Apply(engine.Tick{Now: c.now()})
+	for _, id := range slices.Sorted(maps.Keys(c.dirty)) {
+		if w := c.works[id]; w != nil {
+			c.tellEngine(w)
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(c.dirty)) {
+		if w := c.works[id]; w != nil {
+			c.reserve(w)
+		}
+	}
+	clear(c.dirty)
+	c.stale = true
+	if c.room {
+		c.engine.Apply(engine.RoomChanged{})
+		c.room = false
+	}
+	decisions := c.engine.Decide(c.fit)
+	for _, d := range decisions {
+		switch d := d.(type) {
+		case engine.Admit:
+			if w := c.works[d.ID]; w != nil {
+				w.admit, w.placed = &d, true
+				c.tell(d.ID)
+			}
+		case engine.Evict:
+			if w := c.works[d.Victim]; w != nil {
+				w.evict = &d
+				c.tell(d.Victim)
+			}
+		case engine.Wait:
+			c.tell(d.ID)
+		}
+	}
+	return decisions
+}
+
+// reserve finds room again for a workload that was admitted before a restart
+// and whose pods are not there yet, so that nobody else is put in its place.
+func (c *core) reserve(w *work) {
+	if w.placed || w.object == nil {
+		return
+	}
+	a, run := admitted(w.object)
+	if !run {
+		return
+	}
+	w.placed = true
+	if len(c.podsOf[w.id]) > 0 || c.fit.Reserved(w.id) > 0 || len(c.charges[w.id]) > 0 {
+		return
+	}
+	if p, no := c.fit.Place(&engine.Workload{ID: w.id}, assignment(a), nil); no == nil {
+		c.fit.Take(w.id, p)
+	}
+}
+
+// decider runs the loop in the replica that leads.
+type decider struct {
+	*core
+	// ready is closed when everything that the API shows has been taken in.
+	ready <-chan struct{}
+	// caughtUp takes in what the caches may not show yet: what the last leader
+	// wrote just before it stopped.
+	caughtUp func(context.Context) error
+}
+
+// NeedLeaderElection implements manager.LeaderElectionRunnable.
+func (*decider) NeedLeaderElection() bool { return true }
+
+// Start implements manager.Runnable.
+func (d *decider) Start(ctx context.Context) error {
+	select {
+	case <-d.ready:
+	case <-ctx.Done():
+		return nil
+	}
+	if err := d.caughtUp(ctx); err != nil {
+		return err
+	}
+	logger := log.FromContext(ctx).WithName("decide")
+	for {
+		for _, decision := range d.decide() {
+			if _, wait := decision.(engine.Wait); wait {
+				logger.V(4).Info("decision", "is", decision.String())
+			} else {
+				logger.V(2).Info("decision", "is", decision.String())
+			}
+		}
+		var due <-chan time.Time
+		d.mu.Lock()
+		next, ok := d.engine.NextTick()
+		d.mu.Unlock()
+		if ok {
+			due = time.After(max(10*time.Millisecond, time.Until(next)))
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-d.kick:
+			// Facts come in bursts; one look serves many.
+			time.Sleep(5 * time.Millisecond)
+		case <-due:
+		}
+	}
+}

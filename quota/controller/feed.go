@@ -1,0 +1,424 @@
+package controller
+
+import (
+	"maps"
+	"slices"
+	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
+
+	"github.com/sluice-gpu/sluice/quota/engine"
+	"github.com/sluice-gpu/sluice/quota/fit"
+	"github.com/sluice-gpu/sluice/quota/pricing"
+	"github.com/sluice-gpu/sluice/quota/ticket"
+)
+
+// This file is the one way in. Each function takes in one object as the API
+// shows it, or its removal; each may be called any number of times, in any
+// order.
+
+// saw takes in an object of any kind that is watched.
+func (c *core) saw(object any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch o := object.(type) {
+	case *kueue.Workload:
+		c.sawWorkload(o)
+	case *kueue.ClusterQueue:
+		c.queues[o.Name] = o
+		c.applyQueue(o)
+	case *kueue.LocalQueue:
+		c.engine.Apply(engine.LocalQueueChanged{LocalQueue: localQueue(o)})
+	case *kueue.Cohort:
+		c.engine.Apply(engine.CohortChanged{Cohort: cohort(o)})
+	case *kueue.ResourceFlavor:
+		c.sawFlavor(o)
+	case *corev1.Namespace:
+		c.engine.Apply(engine.NamespaceChanged{Name: o.Name, Labels: o.Labels})
+	case *corev1.Node:
+		c.sawNode(o)
+	case *corev1.Pod:
+		c.sawPod(o)
+	case *resourceapi.ResourceClaim:
+		c.sawClaim(o)
+	case *resourceapi.ResourceClaimTemplate:
+		c.templates[types.NamespacedName{Namespace: o.Namespace, Name: o.Name}] = o
+		c.repriceAll()
+	case *resourceapi.ResourceSlice:
+		if old := c.slices[o.Name]; old != nil && equality.Semantic.DeepEqual(old.Spec, o.Spec) {
+			return
+		}
+		c.slices[o.Name] = o
+		c.fit.SetSlice(o)
+		c.devicesChanged()
+	case *resourceapi.DeviceClass:
+		c.fit.SetClass(o)
+		c.devicesChanged()
+	}
+	c.wake()
+}
+
+// lost takes in the removal of an object.
+func (c *core) lost(object any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch o := object.(type) {
+	case *kueue.Workload:
+		c.lostWorkload(workloadID(o.Namespace, o.Name))
+	case *kueue.ClusterQueue:
+		delete(c.queues, o.Name)
+		c.engine.Apply(engine.QueueRemoved{Name: engine.QueueName(o.Name)})
+	case *kueue.LocalQueue:
+		c.engine.Apply(engine.LocalQueueRemoved{Name: engine.LocalQueueName{Namespace: o.Namespace, Name: o.Name}})
+	case *kueue.Cohort:
+		c.engine.Apply(engine.CohortRemoved{Name: engine.CohortName(o.Name)})
+	case *kueue.ResourceFlavor:
+		delete(c.flavors, o.Name)
+		c.fit.RemoveFlavor(engine.FlavorName(o.Name))
+		c.engine.Apply(engine.FlavorRemoved{Name: engine.FlavorName(o.Name)})
+		c.devicesChanged()
+	case *corev1.Namespace:
+		c.engine.Apply(engine.NamespaceRemoved{Name: o.Name})
+	case *corev1.Node:
+		delete(c.nodes, o.Name)
+		c.fit.RemoveNode(o.Name)
+		c.devicesChanged()
+	case *corev1.Pod:
+		c.lostPod(o.UID)
+	case *resourceapi.ResourceClaim:
+		c.lostClaim(o)
+	case *resourceapi.ResourceClaimTemplate:
+		delete(c.templates, types.NamespacedName{Namespace: o.Namespace, Name: o.Name})
+		c.repriceAll()
+	case *resourceapi.ResourceSlice:
+		delete(c.slices, o.Name)
+		c.fit.RemoveSlice(o.Name)
+		c.devicesChanged()
+	case *resourceapi.DeviceClass:
+		c.fit.RemoveClass(o.Name)
+		c.devicesChanged()
+	}
+	c.wake()
+}
+
+func (c *core) sawWorkload(o *kueue.Workload) {
+	id := workloadID(o.Namespace, o.Name)
+	w := c.works[id]
+	if w == nil {
+		w = &work{id: id}
+		c.works[id] = w
+	}
+	if w.object != nil && w.object.UID == o.UID && older(o, w.object) {
+		return
+	}
+	w.object = o
+	c.dirty[id] = struct{}{}
+	c.tell(id)
+	if o.Status.Admission == nil || conditionTrue(o, kueue.WorkloadFinished) && !c.holds(id) {
+		return
+	}
+	if _, held := c.engine.Holding(id); held && w.admit == nil && !conditionTrue(o, kueue.WorkloadEvicted) {
+		return
+	}
+	at := o.CreationTimestamp
+	for i := range o.Status.Conditions {
+		if o.Status.Conditions[i].Type == kueue.WorkloadQuotaReserved {
+			at = o.Status.Conditions[i].LastTransitionTime
+		}
+	}
+	w.admit = nil
+	c.engine.Apply(engine.Admitted{
+		ID:         id,
+		Assignment: assignment(o.Status.Admission),
+		At:         at.Time,
+		Reserved:   !conditionTrue(o, kueue.WorkloadAdmitted),
+		Evicting:   conditionTrue(o, kueue.WorkloadEvicted) || conditionTrue(o, kueue.WorkloadFinished),
+	})
+}
+
+// lostWorkload remembers a deleted Workload while something is in use by it:
+// the object is made again then. Otherwise it is forgotten.
+func (c *core) lostWorkload(id engine.WorkloadID) {
+	w := c.works[id]
+	if w == nil {
+		return
+	}
+	if c.holds(id) {
+		c.tell(id)
+		return
+	}
+	c.forget(id)
+}
+
+// forget ends a workload for good: its quota is free.
+func (c *core) forget(id engine.WorkloadID) {
+	c.engine.Apply(engine.WorkloadRemoved{ID: id})
+	c.fit.RemoveWorkload(id)
+	delete(c.works, id)
+	delete(c.dirty, id)
+	c.room = true
+	c.wake()
+}
+
+// released tells that a workload holds nothing any more and waits again.
+func (c *core) released(id engine.WorkloadID) {
+	c.engine.Apply(engine.Released{ID: id})
+	c.fit.Drop(id)
+	if w := c.works[id]; w != nil {
+		w.evict = nil
+		w.admit = nil
+	}
+	c.dirty[id] = struct{}{}
+	c.room = true
+	c.wake()
+}
+
+func (c *core) applyQueue(o *kueue.ClusterQueue) {
+	q := clusterQueue(o)
+	for _, g := range o.Spec.ResourceGroups {
+		for _, f := range g.Flavors {
+			if flavor := c.flavors[string(f.Name)]; flavor != nil && flavor.Spec.TopologyName != nil && q.Inactive == "" {
+				q.Inactive = "flavor " + flavor.Name + " names a topology, which is not supported"
+			}
+		}
+	}
+	c.engine.Apply(engine.QueueChanged{Queue: q})
+}
+
+func (c *core) sawFlavor(o *kueue.ResourceFlavor) {
+	if old := c.flavors[o.Name]; old != nil && equality.Semantic.DeepEqual(old.Spec, o.Spec) {
+		return
+	}
+	c.flavors[o.Name] = o
+	name := engine.FlavorName(o.Name)
+	c.fit.SetFlavor(name, fit.Flavor{NodeLabels: o.Spec.NodeLabels, Tolerations: o.Spec.Tolerations})
+	c.engine.Apply(engine.FlavorChanged{Flavor: engine.FlavorSpec{Name: name}})
+	for _, q := range c.queues {
+		c.applyQueue(q)
+	}
+	c.devicesChanged()
+}
+
+// sawNode ignores what changes every few seconds: heartbeats.
+func (c *core) sawNode(o *corev1.Node) {
+	old := c.nodes[o.Name]
+	if old != nil && maps.Equal(old.Labels, o.Labels) &&
+		equality.Semantic.DeepEqual(old.Spec, o.Spec) &&
+		equality.Semantic.DeepEqual(old.Status.Allocatable, o.Status.Allocatable) {
+		return
+	}
+	c.nodes[o.Name] = o
+	c.fit.SetNode(o)
+	if old == nil || !maps.Equal(old.Labels, o.Labels) {
+		c.devicesChanged()
+		return
+	}
+	c.room = true
+}
+
+// devicesChanged drops what was derived from devices and looks at everything
+// that waits once more.
+func (c *core) devicesChanged() {
+	c.fleets = nil
+	c.repriceAll()
+	c.room = true
+}
+
+func (c *core) repriceAll() {
+	clear(c.prices)
+	for id, w := range c.works {
+		if w.object != nil && w.object.Status.Admission == nil {
+			c.dirty[id] = struct{}{}
+		}
+	}
+}
+
+func (c *core) sawPod(o *corev1.Pod) {
+	old := c.pods[o.UID]
+	if old != nil && version(o) < old.version {
+		return
+	}
+	f := &podFact{
+		version:  version(o),
+		name:     types.NamespacedName{Namespace: o.Namespace, Name: o.Name},
+		uid:      o.UID,
+		created:  o.CreationTimestamp.Time,
+		gated:    HasGate(o),
+		ended:    ended(o),
+		bound:    o.Spec.NodeName,
+		deleting: o.DeletionTimestamp != nil,
+	}
+	f.workload, f.set = podWorkload(o)
+	if owner := metav1.GetControllerOf(o); owner != nil {
+		f.owner = owner.UID
+	}
+	if old != nil && old.workload != f.workload {
+		delete(c.podsOf[old.workload], o.UID)
+	}
+	c.pods[o.UID] = f
+	c.fit.SetPod(o, f.workload)
+	if f.workload != "" {
+		if c.podsOf[f.workload] == nil {
+			c.podsOf[f.workload] = map[types.UID]*podFact{}
+		}
+		c.podsOf[f.workload][o.UID] = f
+		c.settle(f)
+		c.tell(f.workload)
+	}
+	if old != nil && f.ended && !old.ended {
+		c.room = true
+	}
+}
+
+func (c *core) lostPod(uid types.UID) {
+	f := c.pods[uid]
+	if f == nil {
+		return
+	}
+	delete(c.pods, uid)
+	delete(c.podsOf[f.workload], uid)
+	if len(c.podsOf[f.workload]) == 0 {
+		delete(c.podsOf, f.workload)
+	}
+	c.fit.RemovePod(uid)
+	c.fit.Settle(f.workload, uid)
+	c.room = true
+	if f.workload != "" {
+		c.tell(f.workload)
+	}
+}
+
+// settle ends the promise of a place once the pod is bound: binding comes after
+// the allocation of all its claims.
+func (c *core) settle(f *podFact) {
+	if f.bound != "" || f.ended {
+		c.fit.Settle(f.workload, f.uid)
+	}
+}
+
+func (c *core) sawClaim(o *resourceapi.ResourceClaim) {
+	name := types.NamespacedName{Namespace: o.Namespace, Name: o.Name}
+	old := c.claims[name]
+	if old != nil && old.UID == o.UID && older(o, old) {
+		return
+	}
+	if old != nil && old.UID != o.UID {
+		c.lostClaim(old)
+		old = nil
+	}
+	if old != nil {
+		c.uncharge(chargedTo(old), old.UID)
+	}
+	c.claims[name] = o
+	id := chargedTo(o)
+	if id != "" {
+		if c.charges[id] == nil {
+			c.charges[id] = map[types.UID]types.NamespacedName{}
+		}
+		c.charges[id][o.UID] = name
+	}
+	c.fit.SetClaim(o, id)
+	if o.Status.Allocation != nil && id != "" {
+		c.fit.Settle(id, o.UID)
+	}
+	if old != nil && old.Status.Allocation != nil && o.Status.Allocation == nil {
+		c.room = true
+	}
+	for _, id := range slices.Compact([]engine.WorkloadID{chargedTo(o), claimWorkload(o)}) {
+		if id != "" {
+			c.tell(id)
+		}
+	}
+	for _, owner := range o.OwnerReferences {
+		if f := c.pods[owner.UID]; f != nil && f.workload != "" {
+			c.tell(f.workload)
+		}
+	}
+}
+
+func (c *core) lostClaim(o *resourceapi.ResourceClaim) {
+	name := types.NamespacedName{Namespace: o.Namespace, Name: o.Name}
+	if now := c.claims[name]; now != nil && now.UID == o.UID {
+		c.uncharge(chargedTo(now), now.UID)
+		delete(c.claims, name)
+	}
+	c.uncharge(chargedTo(o), o.UID)
+	c.fit.RemoveClaim(o.UID)
+	c.room = true
+	if id := chargedTo(o); id != "" {
+		c.tell(id)
+	}
+}
+
+func (c *core) uncharge(id engine.WorkloadID, uid types.UID) {
+	delete(c.charges[id], uid)
+	if len(c.charges[id]) == 0 {
+		delete(c.charges, id)
+	}
+}
+
+// chargedTo is the workload that pays for a claim: the one its ticket names, as
+// long as it has the ticket.
+func chargedTo(o *resourceapi.ResourceClaim) engine.WorkloadID {
+	if name := o.Annotations[ticket.ByWorkload]; name != "" {
+		return workloadID(o.Namespace, name)
+	}
+	return ""
+}
+
+// older says whether a was seen before b by the API server. What a reconciler
+// has just written is taken in at once; the caches may still deliver what was
+// before it.
+func older(a, b metav1.Object) bool { return version(a) < version(b) }
+
+// version is an object's resourceVersion; they are ordered (KEP-5504).
+func version(o metav1.Object) uint64 {
+	n, _ := strconv.ParseUint(o.GetResourceVersion(), 10, 64)
+	return n
+}
+
+// devicesOf lists the driver's published devices: of each pool the newest
+// generation, and only once all of its slices are there.
+func (c *core) devicesOf() []pricing.Device {
+	type pool struct {
+		generation, count int64
+		slices            []*resourceapi.ResourceSlice
+	}
+	pools := map[string]*pool{}
+	for _, name := range slices.Sorted(maps.Keys(c.slices)) {
+		s := c.slices[name]
+		if s.Spec.Driver != pricing.DriverName {
+			continue
+		}
+		p := pools[s.Spec.Pool.Name]
+		if p == nil || p.generation < s.Spec.Pool.Generation {
+			p = &pool{generation: s.Spec.Pool.Generation, count: s.Spec.Pool.ResourceSliceCount}
+			pools[s.Spec.Pool.Name] = p
+		}
+		if s.Spec.Pool.Generation == p.generation {
+			p.slices = append(p.slices, s)
+		}
+	}
+	var all []pricing.Device
+	for _, name := range slices.Sorted(maps.Keys(pools)) {
+		p := pools[name]
+		if int64(len(p.slices)) != p.count {
+			continue
+		}
+		for _, s := range p.slices {
+			node := ""
+			if s.Spec.NodeName != nil {
+				node = *s.Spec.NodeName
+			}
+			for i := range s.Spec.Devices {
+				all = append(all, pricing.Device{Pool: name, Node: node, Device: &s.Spec.Devices[i]})
+			}
+		}
+	}
+	return all
+}

@@ -1,0 +1,148 @@
+package controller
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
+
+	"github.com/sluice-gpu/sluice/quota/jobs"
+)
+
+// jobReconciler holds jobs of one kind back until they are admitted, starts them
+// with what their flavors need, and stops and restores them when they are
+// evicted.
+type jobReconciler struct {
+	*sources
+	kind *jobs.Kind
+	// live reads past the caches: what is written must be whole.
+	live client.Reader
+}
+
+// Reconcile implements reconcile.Reconciler.
+func (r *jobReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	job := &unstructured.Unstructured{}
+	job.SetGroupVersionKind(r.kind.GroupVersionKind)
+	if err := r.live.Get(ctx, req.NamespacedName, job); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	queue := queueOf(r.kind, job)
+	if queue == "" || job.GetDeletionTimestamp() != nil {
+		return ctrl.Result{}, nil
+	}
+	wl, err := r.workloadOf(ctx, job, queue)
+	if err != nil {
+		if apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
+			return ctrl.Result{RequeueAfter: recheck}, nil
+		}
+		return ctrl.Result{}, err
+	}
+	if done, ok, message := r.kind.Done(job); done {
+		return ctrl.Result{}, r.end(ctx, wl, ok, message)
+	}
+	a, run := admitted(wl)
+	suspended := r.kind.Suspended(job)
+	switch {
+	case run && suspended:
+		return ctrl.Result{}, ignoreConflict(r.start(ctx, job, wl, a))
+	case !run && !suspended:
+		return ctrl.Result{}, ignoreConflict(r.stop(ctx, job, wl))
+	case !run && jobs.Started(job):
+		// The API lets templates be changed once no pod is left.
+		if r.kind.ActivePods(job) > 0 {
+			return ctrl.Result{RequeueAfter: recheck}, nil
+		}
+		if err := r.kind.Restore(job); err != nil {
+			return ctrl.Result{}, err
+		}
+		if err := r.client.Update(ctx, job, client.FieldOwner(FieldOwner)); apierrors.IsInvalid(err) {
+			return ctrl.Result{RequeueAfter: recheck}, nil
+		} else if err != nil {
+			return ctrl.Result{}, ignoreConflict(err)
+		}
+	}
+	return ctrl.Result{}, nil
+}
+
+// queueOf is the LocalQueue of a job: by a label on it, or on its first pod
+// template.
+func queueOf(k *jobs.Kind, job *unstructured.Unstructured) string {
+	if q := job.GetLabels()[QueueLabel]; q != "" {
+		return q
+	}
+	sets, err := k.PodSets(job)
+	if err != nil || len(sets) == 0 {
+		return ""
+	}
+	return sets[0].Template.Labels[QueueLabel]
+}
+
+func (r *jobReconciler) workloadOf(ctx context.Context, job *unstructured.Unstructured, queue string) (*kueue.Workload, error) {
+	sets, err := r.kind.PodSets(job)
+	if err != nil {
+		return nil, err
+	}
+	w := wanted{owner: job, gvk: r.kind.GroupVersionKind, queue: queue}
+	for _, s := range sets {
+		// Labels and annotations of the template play no part in a decision.
+		template := corev1.PodTemplateSpec{Spec: s.Template.Spec}
+		w.sets = append(w.sets, kueue.PodSet{Name: kueue.PodSetReference(s.Name), Count: s.Count, Template: template})
+		if w.class == "" {
+			w.class = s.Template.Spec.PriorityClassName
+		}
+	}
+	return r.workload(ctx, w)
+}
+
+// start lets the job go: in one update its templates get the flavors' labels
+// and tolerations, the gate and the name of the Workload, so that its pods are
+// born gated even while no webhook runs.
+func (r *jobReconciler) start(ctx context.Context, job *unstructured.Unstructured, wl *kueue.Workload, a *kueue.Admission) error {
+	add := map[string]jobs.Injection{}
+	for i := range a.PodSetAssignments {
+		set := &a.PodSetAssignments[i]
+		labels, tolerations, err := r.flavorPlacement(set)
+		if err != nil {
+			return err
+		}
+		add[string(set.Name)] = jobs.Injection{
+			Labels:       map[string]string{WorkloadLabel: wl.Name, PodSetLabel: string(set.Name)},
+			NodeSelector: labels,
+			Tolerations:  tolerations,
+			Gates:        []corev1.PodSchedulingGate{{Name: Gate}},
+		}
+	}
+	if err := r.kind.Start(job, add); err != nil {
+		return err
+	}
+	if err := r.client.Update(ctx, job, client.FieldOwner(FieldOwner)); err != nil {
+		return err
+	}
+	r.event(job, corev1.EventTypeNormal, "Started", "Started: admitted by ClusterQueue %s", a.ClusterQueue)
+	return nil
+}
+
+// stop suspends the job: its controller deletes the pods.
+func (r *jobReconciler) stop(ctx context.Context, job *unstructured.Unstructured, wl *kueue.Workload) error {
+	if err := r.kind.SetSuspended(job, true); err != nil {
+		return err
+	}
+	if err := r.client.Update(ctx, job, client.FieldOwner(FieldOwner)); err != nil {
+		return err
+	}
+	r.event(job, corev1.EventTypeNormal, "Suspended", "Suspended: Workload %s is not admitted", wl.Name)
+	return nil
+}
+
+// ignoreConflict drops the error of a write that lost to another: the other's
+// event brings the object here again.
+func ignoreConflict(err error) error {
+	if apierrors.IsConflict(err) {
+		return nil
+	}
+	return err
+}

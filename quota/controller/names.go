@@ -1,0 +1,47 @@
+package controller
+
+import (
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/sluice-gpu/sluice/quota/engine"
+	"github.com/sluice-gpu/sluice/quota/pricing"
+)
+
+// Labels with the meaning that users of the quota API know.
+const (
+	// QueueLabel names the LocalQueue of a pod, job or claim.
+	QueueLabel = "kueue.x-k8s.io/queue-name"
+	// PriorityLabel names a WorkloadPriorityClass.
+	PriorityLabel = "kueue.x-k8s.io/priority-class"
+)
+
+// Names of our own.
+const (
+	// Gate holds a pod back until it is admitted.
+	Gate = "quota.sluice.dev/admission"
+	// WorkloadLabel names, on pods of an admitted job, the Workload that they
+	// belong to.
+	WorkloadLabel = "quota.sluice.dev/workload"
+	// PodSetLabel names, on those pods, their pod set.
+	PodSetLabel = "quota.sluice.dev/podset"
+	// FieldOwner is the field manager of what the controller writes.
+	FieldOwner = "sluice-quota"
+)
+
+// devices are the budget resources that stand for devices.
+var devices = []engine.Resource{pricing.ResourceDevices, pricing.ResourceMemory, pricing.ResourceCores}
+
+// HasGate says whether a pod waits at our gate.
+func HasGate(p *corev1.Pod) bool {
+	for _, g := range p.Spec.SchedulingGates {
+		if g.Name == Gate {
+			return true
+		}
+	}
+	return false
+}
+
+// ended says whether a pod has run to its end.
+func ended(p *corev1.Pod) bool {
+	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
+}

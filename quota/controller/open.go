@@ -1,0 +1,286 @@
+package controller
+
+import (
+	"context"
+	"encoding/json"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
+
+	"github.com/sluice-gpu/sluice/quota/engine"
+	"github.com/sluice-gpu/sluice/quota/jobs"
+	"github.com/sluice-gpu/sluice/quota/pricing"
+	"github.com/sluice-gpu/sluice/quota/ticket"
+)
+
+// open lets a pod of an admitted workload go to the scheduler: it finds a node,
+// writes the tickets of the pod's claims, nominates the node and removes the
+// gate, in that order. A pod that came without the gate gets the same, but for
+// the last step.
+func (r *podReconciler) open(ctx context.Context, pod *corev1.Pod, wl *kueue.Workload, a *kueue.Admission, set string) error {
+	given := setOf(a, set)
+	if given == nil {
+		return nil
+	}
+	claims, err := r.claimsOf(ctx, pod)
+	if err != nil {
+		return err
+	}
+	node, err := r.place(pod, wl, a, set)
+	if err != nil {
+		return err
+	}
+	for _, claim := range claims {
+		if err := r.issue(ctx, claim, wl, given, node, pod.UID); err != nil {
+			return err
+		}
+	}
+	if pod.Status.NominatedNodeName != node {
+		patch, err := json.Marshal(map[string]any{
+			"metadata": map[string]any{"uid": pod.UID},
+			"status":   map[string]any{"nominatedNodeName": node},
+		})
+		if err != nil {
+			return err
+		}
+		if err := r.client.Status().Patch(ctx, pod.DeepCopy(), client.RawPatch(types.MergePatchType, patch), client.FieldOwner(FieldOwner)); err != nil {
+			return err
+		}
+	}
+	if !HasGate(pod) {
+		return nil
+	}
+	return r.ungate(ctx, pod, given)
+}
+
+// ungate removes the gate and adds what the flavors need, in one update that
+// fails if the pod has changed.
+func (r *podReconciler) ungate(ctx context.Context, pod *corev1.Pod, given *kueue.PodSetAssignment) error {
+	labels, tolerations, err := r.flavorPlacement(given)
+	if err != nil {
+		return err
+	}
+	before := pod.DeepCopy()
+	pod = pod.DeepCopy()
+	pod.Spec.SchedulingGates = slices.DeleteFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool { return g.Name == Gate })
+	if len(labels) > 0 {
+		pod.Spec.NodeSelector = maps.Clone(pod.Spec.NodeSelector)
+		if pod.Spec.NodeSelector == nil {
+			pod.Spec.NodeSelector = map[string]string{}
+		}
+		maps.Copy(pod.Spec.NodeSelector, labels)
+	}
+	pod.Spec.Tolerations = jobs.AddTolerations(pod.Spec.Tolerations, tolerations)
+	// The status patch before has moved the version; what guards this one is
+	// the list of gates, which nobody else may change.
+	if err := r.client.Patch(ctx, pod, client.MergeFrom(before), client.FieldOwner(FieldOwner)); err != nil {
+		return err
+	}
+	r.saw(pod.DeepCopy())
+	return nil
+}
+
+// claimsOf returns the claims that were made for the pod alone. errWait if some
+// are not there yet, or if a claim that it shares has no quota yet.
+func (r *podReconciler) claimsOf(ctx context.Context, pod *corev1.Pod) ([]*resourceapi.ResourceClaim, error) {
+	var own []*resourceapi.ResourceClaim
+	for i := range pod.Spec.ResourceClaims {
+		ref := &pod.Spec.ResourceClaims[i]
+		name, mustOwn, err := resourceclaim.Name(pod, ref)
+		if err != nil {
+			return nil, errWait
+		}
+		if name == nil {
+			continue
+		}
+		claim := &resourceapi.ResourceClaim{}
+		if err := r.client.Get(ctx, types.NamespacedName{Namespace: pod.Namespace, Name: *name}, claim); err != nil {
+			return nil, errWait
+		}
+		if mustOwn {
+			if err := resourceclaim.IsForPod(pod, claim, false); err != nil {
+				return nil, errWait
+			}
+			own = append(own, claim)
+			continue
+		}
+		if claim.Status.Allocation == nil && !ticket.Has(claim.Annotations) && r.pays(claim) {
+			return nil, errWait
+		}
+	}
+	return own, nil
+}
+
+// pays says whether a claim asks for anything that a budget knows.
+func (c *core) pays(claim *resourceapi.ResourceClaim) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for name := range c.flavors {
+		p, err := c.price(name, []resourceapi.DeviceClaim{claim.Spec.Devices})
+		if err != nil || !p.IsZero() {
+			return true
+		}
+	}
+	return false
+}
+
+// place finds the pod's node. It refuses pods beyond the number admitted: a
+// pod that replaces one that is still going has to wait for it.
+func (r *podReconciler) place(pod *corev1.Pod, wl *kueue.Workload, a *kueue.Admission, set string) (string, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	id := workloadID(wl.Namespace, wl.Name)
+	given := engineSet(a, set)
+	if given == nil || !r.entitled(id, wl, set, pod.UID, given.Count) {
+		return "", errWait
+	}
+	node, why := r.fit.Open(id, given, pod.UID)
+	if why != nil {
+		return "", &noRoomError{why}
+	}
+	return node, nil
+}
+
+// entitled says whether a pod is among the first count of its set. Those past
+// the gate come first, then the oldest.
+func (c *core) entitled(id engine.WorkloadID, wl *kueue.Workload, set string, uid types.UID, count int32) bool {
+	me := c.pods[uid]
+	if me == nil || !me.belongs(wl) {
+		return false
+	}
+	before := int32(0)
+	for _, p := range c.podsOf[id] {
+		if p.uid == uid || p.ended || p.set != set || !p.belongs(wl) {
+			continue
+		}
+		switch {
+		case p.gated != me.gated:
+			if !p.gated {
+				before++
+			}
+		case p.created.Before(me.created), p.created.Equal(me.created) && p.uid < uid:
+			before++
+		}
+	}
+	return before < count
+}
+
+// issue writes the ticket of one claim, on the version that was seen without an
+// allocation.
+func (s *sources) issue(ctx context.Context, claim *resourceapi.ResourceClaim, wl *kueue.Workload, given *kueue.PodSetAssignment, node string, slot types.UID) error {
+	if claim.Status.Allocation != nil {
+		return nil
+	}
+	t, err := s.ticketFor(claim.Spec.Devices, wl, given, node, slot)
+	if err != nil || t == nil {
+		return err
+	}
+	if old, err := ticket.Read(claim.Annotations); err == nil && old != nil && old.Equal(*t) {
+		return nil
+	}
+	claim = claim.DeepCopy()
+	rest, _ := ticket.Strip(claim.Annotations)
+	claim.Annotations = maps.Clone(rest)
+	if claim.Annotations == nil {
+		claim.Annotations = map[string]string{}
+	}
+	maps.Copy(claim.Annotations, t.Annotations())
+	if err := s.client.Update(ctx, claim, client.FieldOwner(FieldOwner)); err != nil {
+		return err
+	}
+	s.metrics.tickets.Inc()
+	s.saw(claim)
+	return nil
+}
+
+// ticketFor is the ticket of a claim under an admission; nil for claims that
+// cost nothing.
+func (c *core) ticketFor(claim resourceapi.DeviceClaim, wl *kueue.Workload, given *kueue.PodSetAssignment, node string, slot types.UID) (*ticket.Ticket, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	flavor := string(given.Flavors[pricing.ResourceDevices])
+	if flavor == "" {
+		flavor = string(given.Flavors[pricing.ResourceMemory])
+	}
+	if flavor == "" {
+		flavor = string(given.Flavors[pricing.ResourceCores])
+	}
+	if flavor == "" {
+		// Nothing was charged for devices, so none are given.
+		return nil, nil
+	}
+	p, err := c.price(flavor, []resourceapi.DeviceClaim{claim})
+	if err != nil || p.IsZero() {
+		return nil, err
+	}
+	return &ticket.Ticket{
+		Workload:  wl.Name,
+		Price:     p,
+		Pools:     c.pools(flavor, node),
+		Exclusive: c.fit.Exclusive(workloadID(wl.Namespace, wl.Name), slot, pricing.DriverName),
+	}, nil
+}
+
+// pools lists the pools that a ticket of a flavor may name, those of the
+// nominated node first.
+func (c *core) pools(flavor, node string) []string {
+	seen := map[string]bool{}
+	var first, rest []string
+	for _, name := range slices.Sorted(maps.Keys(c.slices)) {
+		s := c.slices[name]
+		if s.Spec.Driver != pricing.DriverName || seen[s.Spec.Pool.Name] || s.Spec.NodeName == nil || !c.inFlavor(*s.Spec.NodeName, flavor) {
+			continue
+		}
+		seen[s.Spec.Pool.Name] = true
+		if *s.Spec.NodeName == node {
+			first = append(first, s.Spec.Pool.Name)
+		} else {
+			rest = append(rest, s.Spec.Pool.Name)
+		}
+	}
+	all := append(first, rest...)
+	return all[:min(len(all), ticket.MaxPools)]
+}
+
+// revoke takes back the tickets of a pod's claims that are not allocated. The
+// update fails if the claim has been allocated since it was read.
+func (r *podReconciler) revoke(ctx context.Context, pod *corev1.Pod) error {
+	var claims resourceapi.ResourceClaimList
+	if err := r.live.List(ctx, &claims, client.InNamespace(pod.Namespace)); err != nil {
+		return err
+	}
+	for i := range claims.Items {
+		claim := &claims.Items[i]
+		if err := resourceclaim.IsForPod(pod, claim, false); err != nil {
+			continue
+		}
+		if err := r.takeBack(ctx, claim); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// takeBack removes the ticket of a claim that holds no device.
+func (s *sources) takeBack(ctx context.Context, claim *resourceapi.ResourceClaim) error {
+	if claim.Status.Allocation != nil {
+		return nil
+	}
+	rest, had := ticket.Strip(claim.Annotations)
+	if !had {
+		return nil
+	}
+	claim = claim.DeepCopy()
+	claim.Annotations = rest
+	if err := s.client.Update(ctx, claim, client.FieldOwner(FieldOwner)); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	s.saw(claim)
+	return nil
+}

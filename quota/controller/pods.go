@@ -1,0 +1,143 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
+
+	"github.com/sluice-gpu/sluice/quota/jobs"
+)
+
+// podReconciler makes the Workloads of pods that have a queue of their own, and
+// opens the gates of all pods whose workload is admitted.
+type podReconciler struct {
+	*sources
+	live client.Reader
+}
+
+// gateRetry is how soon a gate that found no room is tried again; what frees
+// room also brings its pod here at once.
+const gateRetry = 5 * time.Second
+
+// errWait says that something which is on its way is not there yet.
+var errWait = errors.New("not yet")
+
+// Reconcile implements reconcile.Reconciler.
+func (r *podReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	pod := &corev1.Pod{}
+	if err := r.client.Get(ctx, req.NamespacedName, pod); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	id, set := podWorkload(pod)
+	if id == "" {
+		return ctrl.Result{}, nil
+	}
+	wl, own, err := r.workloadOf(ctx, pod)
+	if err != nil {
+		if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err) {
+			return ctrl.Result{RequeueAfter: recheck}, nil
+		}
+		return ctrl.Result{}, err
+	}
+	if wl == nil {
+		return ctrl.Result{}, nil
+	}
+	if ended(pod) {
+		if own {
+			return ctrl.Result{}, r.end(ctx, wl, pod.Status.Phase == corev1.PodSucceeded, pod.Status.Message)
+		}
+		return ctrl.Result{}, nil
+	}
+	a, run := admitted(wl)
+	if !run {
+		if wl.Status.Admission != nil && conditionTrue(wl, kueue.WorkloadEvicted) {
+			return ctrl.Result{}, r.leave(ctx, pod, wl, own)
+		}
+		return ctrl.Result{}, nil
+	}
+	if pod.DeletionTimestamp != nil || pod.Spec.NodeName != "" {
+		return ctrl.Result{}, nil
+	}
+	switch err := r.open(ctx, pod, wl, a, set); {
+	case errors.Is(err, errWait):
+		return ctrl.Result{RequeueAfter: recheck}, nil
+	case errors.As(err, new(*noRoomError)):
+		r.metrics.noRoom.WithLabelValues(string(a.ClusterQueue)).Inc()
+		r.event(pod, corev1.EventTypeWarning, "NoRoom", "Admitted by ClusterQueue %s, but the gate stays closed: %s", a.ClusterQueue, err)
+		return ctrl.Result{RequeueAfter: gateRetry}, nil
+	case apierrors.IsConflict(err):
+		return ctrl.Result{RequeueAfter: 50 * time.Millisecond}, nil
+	default:
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+}
+
+// workloadOf returns the Workload that a pod really belongs to, nil if none, and
+// whether it is the pod's own.
+func (r *podReconciler) workloadOf(ctx context.Context, pod *corev1.Pod) (*kueue.Workload, bool, error) {
+	if owner := metav1.GetControllerOf(pod); owner != nil && jobs.Find(owner.APIVersion, owner.Kind) != nil {
+		id, _ := podWorkload(pod)
+		wl := &kueue.Workload{}
+		if err := r.client.Get(ctx, nameOf(id), wl); err != nil {
+			// A job that no budget governs has none.
+			return nil, false, client.IgnoreNotFound(err)
+		}
+		if o := metav1.GetControllerOf(wl); o == nil || o.UID != owner.UID {
+			return nil, false, nil
+		}
+		return wl, false, nil
+	}
+	// Gates, flavors and the node are what admission adds; the rest is the pod's.
+	spec := *pod.Spec.DeepCopy()
+	spec.SchedulingGates, spec.NodeName = nil, ""
+	if wl := r.existing(ctx, pod); wl != nil && (wl.Status.Admission != nil || !HasGate(pod) || ended(pod)) {
+		return wl, true, nil
+	}
+	wl, err := r.workload(ctx, wanted{
+		owner: pod, gvk: corev1.SchemeGroupVersion.WithKind("Pod"),
+		queue: pod.Labels[QueueLabel],
+		sets:  []kueue.PodSet{{Name: mainSet, Count: 1, Template: corev1.PodTemplateSpec{Spec: spec}}},
+		class: pod.Spec.PriorityClassName, priority: pod.Spec.Priority,
+	})
+	return wl, true, err
+}
+
+func (r *podReconciler) existing(ctx context.Context, pod *corev1.Pod) *kueue.Workload {
+	wl := &kueue.Workload{}
+	key := types.NamespacedName{Namespace: pod.Namespace, Name: workloadName("Pod", pod.Name, pod.UID)}
+	if r.client.Get(ctx, key, wl) != nil {
+		return nil
+	}
+	return wl
+}
+
+// leave takes a pod of an evicted workload away: first its tickets, so that no
+// new device is allocated, then the pod. Pods of jobs are deleted by their job.
+func (r *podReconciler) leave(ctx context.Context, pod *corev1.Pod, wl *kueue.Workload, own bool) error {
+	if err := r.revoke(ctx, pod); err != nil {
+		return ignoreConflict(err)
+	}
+	if !own || pod.DeletionTimestamp != nil {
+		return nil
+	}
+	if HasGate(pod) {
+		return nil
+	}
+	r.event(pod, corev1.EventTypeWarning, "Evicted", "Deleted: Workload %s is evicted", wl.Name)
+	uid := pod.UID
+	return client.IgnoreNotFound(r.client.Delete(ctx, pod, client.Preconditions{UID: &uid}))
+}
+
+// noRoomError carries the reason that fit gives.
+type noRoomError struct{ why fmt.Stringer }
+
+func (e *noRoomError) Error() string { return e.why.String() }

@@ -1,0 +1,261 @@
+package controller
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+	resourcehelper "k8s.io/component-helpers/resource"
+	schedulinghelper "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
+	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
+
+	"github.com/sluice-gpu/sluice/quota/engine"
+	"github.com/sluice-gpu/sluice/quota/fit"
+	"github.com/sluice-gpu/sluice/quota/pricing"
+)
+
+// priced is a price on one flavor, or why there is none.
+type priced struct {
+	price pricing.Price
+	err   error
+}
+
+// tellEngine prices a workload and tells the engine and fit of it.
+func (c *core) tellEngine(w *work) {
+	wl := w.object
+	if wl == nil {
+		return
+	}
+	if conditionTrue(wl, kueue.WorkloadFinished) {
+		if !c.holds(w.id) {
+			c.forget(w.id)
+		}
+		return
+	}
+	ask := engine.Workload{
+		ID:         w.id,
+		LocalQueue: engine.LocalQueueName{Namespace: wl.Namespace, Name: string(wl.Spec.QueueName)},
+		Priority:   ptr.Deref(wl.Spec.Priority, 0),
+		QueuedAt:   wl.CreationTimestamp.Time,
+		Inactive:   !ptr.Deref(wl.Spec.Active, true),
+	}
+	if wl.DeletionTimestamp != nil {
+		ask.Hold = "it is being deleted"
+	}
+	var places []fit.PodSet
+	for i := range wl.Spec.PodSets {
+		set := &wl.Spec.PodSets[i]
+		needs, place, err := c.podSet(wl, set)
+		if err != nil {
+			ask.Refused = err.Error()
+			needs = engine.PodSet{Name: string(set.Name), Count: set.Count}
+		}
+		ask.PodSets = append(ask.PodSets, needs)
+		places = append(places, place)
+	}
+	c.fit.SetWorkload(w.id, places)
+	c.engine.Apply(engine.WorkloadChanged{Workload: ask})
+	w.told = true
+}
+
+// podSet is what one set asks for, of the budget and of nodes.
+func (c *core) podSet(wl *kueue.Workload, set *kueue.PodSet) (engine.PodSet, fit.PodSet, error) {
+	spec := &set.Template.Spec
+	to := engine.PodSet{Name: string(set.Name), Count: set.Count, MinCount: ptr.Deref(set.MinCount, 0), Requests: engine.Amounts{}}
+	place := fit.PodSet{Name: string(set.Name), Spec: *spec}
+
+	var own []resourceapi.DeviceClaim
+	for _, ref := range spec.ResourceClaims {
+		switch {
+		case ref.ResourceClaimTemplateName != nil:
+			t := c.templates[types.NamespacedName{Namespace: wl.Namespace, Name: *ref.ResourceClaimTemplateName}]
+			if t == nil {
+				return to, place, fmt.Errorf("ResourceClaimTemplate %q does not exist in namespace %s", *ref.ResourceClaimTemplateName, wl.Namespace)
+			}
+			own = append(own, t.Spec.Spec.Devices)
+			place.Claims = append(place.Claims, t.Spec.Spec)
+		case ref.ResourceClaimName != nil:
+			claim := c.claims[types.NamespacedName{Namespace: wl.Namespace, Name: *ref.ResourceClaimName}]
+			if claim == nil {
+				return to, place, fmt.Errorf("ResourceClaim %q does not exist in namespace %s", *ref.ResourceClaimName, wl.Namespace)
+			}
+			place.Shared = append(place.Shared, claim)
+			// A claim by name is a workload of its own, charged once for all pods.
+			if claimWorkload(claim) == workloadID(wl.Namespace, wl.Name) {
+				own = append(own, claim.Spec.Devices)
+			}
+		}
+	}
+	extended, names := pricing.ExtendedResources(spec, c.fit.Classes())
+	if extended != nil {
+		own = append(own, *extended)
+	}
+	for name, q := range podRequests(spec) {
+		if !slices.Contains(names, name) {
+			to.Requests[engine.Resource(name)] = amount(name, q)
+		}
+	}
+
+	to.Unfit = map[engine.FlavorName]string{}
+	to.ByFlavor = map[engine.FlavorName]engine.Amounts{}
+	var dearest pricing.Price
+	for _, name := range slices.Sorted(maps.Keys(c.flavors)) {
+		if why := misfit(c.flavors[name], spec); why != "" {
+			to.Unfit[engine.FlavorName(name)] = why
+			continue
+		}
+		p, err := c.price(name, own)
+		if err != nil {
+			var impossible *pricing.Impossible
+			if !errors.As(err, &impossible) {
+				return to, place, err
+			}
+			to.Unfit[engine.FlavorName(name)] = fmt.Sprintf("request %q: %s", impossible.Request, impossible.Detail)
+			continue
+		}
+		dearest = dearest.Max(p)
+		if !p.IsZero() {
+			to.ByFlavor[engine.FlavorName(name)] = amounts(p)
+		}
+	}
+	if !dearest.IsZero() {
+		maps.Copy(to.Requests, amounts(dearest))
+	}
+	return to, place, nil
+}
+
+func amounts(p pricing.Price) engine.Amounts {
+	return engine.Amounts{
+		pricing.ResourceDevices: engine.Amount(p.Devices),
+		pricing.ResourceMemory:  engine.Amount(p.Memory),
+		pricing.ResourceCores:   engine.Amount(p.Cores),
+	}
+}
+
+// price is the sum of several claims on one flavor.
+func (c *core) price(flavor string, claims []resourceapi.DeviceClaim) (pricing.Price, error) {
+	var total pricing.Price
+	for i := range claims {
+		key, err := json.Marshal(&claims[i])
+		if err != nil {
+			return total, err
+		}
+		at := flavor + "\x00" + string(key)
+		got, ok := c.prices[at]
+		if !ok {
+			got.price, got.err = c.fleet(flavor).Claim(context.Background(), &claims[i])
+			c.prices[at] = got
+		}
+		if got.err != nil {
+			return total, got.err
+		}
+		total = total.Add(got.price)
+	}
+	return total, nil
+}
+
+// fleet is the devices of a flavor.
+func (c *core) fleet(flavor string) *pricing.Fleet {
+	if f := c.fleets[flavor]; f != nil {
+		return f
+	}
+	if c.fleets == nil {
+		c.fleets = map[string]*pricing.Fleet{}
+	}
+	f := pricing.NewFleet(flavor, c.fit.Classes(), c.devicesOf(), func(node string) bool { return c.inFlavor(node, flavor) })
+	c.fleets[flavor] = f
+	return f
+}
+
+// inFlavor says whether a node is one of a flavor's.
+func (c *core) inFlavor(node, flavor string) bool {
+	f, n := c.flavors[flavor], c.nodes[node]
+	if f == nil || n == nil {
+		return false
+	}
+	for k, v := range f.Spec.NodeLabels {
+		if n.Labels[k] != v {
+			return false
+		}
+	}
+	return true
+}
+
+// podRequests are a template's requests, with limits where no request is given,
+// as the API server sets them on pods.
+func podRequests(spec *corev1.PodSpec) corev1.ResourceList {
+	spec = spec.DeepCopy()
+	for _, list := range [][]corev1.Container{spec.InitContainers, spec.Containers} {
+		for i := range list {
+			r := &list[i].Resources
+			for name, q := range r.Limits {
+				if _, ok := r.Requests[name]; !ok {
+					if r.Requests == nil {
+						r.Requests = corev1.ResourceList{}
+					}
+					r.Requests[name] = q
+				}
+			}
+		}
+	}
+	all := resourcehelper.PodRequests(&corev1.Pod{Spec: *spec}, resourcehelper.PodResourcesOptions{})
+	maps.DeleteFunc(all, func(_ corev1.ResourceName, q resource.Quantity) bool { return q.IsZero() })
+	return all
+}
+
+// misfit says why the pods cannot run on a flavor by what its object says; ""
+// if they can. As in Kueue, a selector counts only on the labels that the flavor
+// names, and a taint of the flavor must be tolerated by the pod or by the
+// flavor itself.
+func misfit(f *kueue.ResourceFlavor, spec *corev1.PodSpec) string {
+	tolerations := append(slices.Clone(spec.Tolerations), f.Spec.Tolerations...)
+	taint, found := schedulinghelper.FindMatchingUntoleratedTaint(klog.Background(), f.Spec.NodeTaints, tolerations, func(t *corev1.Taint) bool {
+		return t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute
+	}, false)
+	if found {
+		return "taint " + taint.ToString() + " is not tolerated"
+	}
+	pod := &corev1.Pod{Spec: corev1.PodSpec{NodeSelector: map[string]string{}}}
+	for k, v := range spec.NodeSelector {
+		if _, named := f.Spec.NodeLabels[k]; named {
+			pod.Spec.NodeSelector[k] = v
+		}
+	}
+	if a := spec.Affinity; a != nil && a.NodeAffinity != nil && a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil {
+		required := a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.DeepCopy()
+		var terms []corev1.NodeSelectorTerm
+		for _, t := range required.NodeSelectorTerms {
+			t.MatchFields = nil
+			t.MatchExpressions = slices.DeleteFunc(t.MatchExpressions, func(r corev1.NodeSelectorRequirement) bool {
+				_, named := f.Spec.NodeLabels[r.Key]
+				return !named
+			})
+			if len(t.MatchExpressions) == 0 {
+				// Nothing in this term speaks against the flavor.
+				terms = nil
+				break
+			}
+			terms = append(terms, t)
+		}
+		if len(terms) > 0 {
+			required.NodeSelectorTerms = terms
+			pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: required}}
+		}
+	}
+	node := &corev1.Node{}
+	node.Labels = f.Spec.NodeLabels
+	if ok, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(node); err != nil || !ok {
+		return "its node labels are not those that the pod selects"
+	}
+	return ""
+}

@@ -1,0 +1,250 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+
+	"github.com/prometheus/client_golang/prometheus"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
+
+	"github.com/sluice-gpu/sluice/quota/config"
+	"github.com/sluice-gpu/sluice/quota/engine"
+	"github.com/sluice-gpu/sluice/quota/jobs"
+)
+
+// Scheme knows every type that the controller reads or writes.
+func Scheme() *runtime.Scheme {
+	s := runtime.NewScheme()
+	utilruntime.Must(clientgoscheme.AddToScheme(s))
+	utilruntime.Must(kueue.AddToScheme(s))
+	return s
+}
+
+// CacheOptions keep the caches small: what nobody here reads is dropped.
+func CacheOptions() cache.Options {
+	return cache.Options{DefaultTransform: cache.TransformStripManagedFields()}
+}
+
+// Controller is the quota controller, set up on a manager.
+type Controller struct {
+	core  *core
+	ready <-chan struct{}
+}
+
+// Ready is a readiness check: everything that the API shows has been taken in.
+func (c *Controller) Ready(*http.Request) error {
+	select {
+	case <-c.ready:
+		return nil
+	default:
+		return errors.New("the API's objects have not all been read yet")
+	}
+}
+
+// watched are the kinds that facts come from.
+func watched() []client.Object {
+	return []client.Object{
+		&kueue.ResourceFlavor{}, &kueue.Cohort{}, &kueue.ClusterQueue{}, &kueue.LocalQueue{}, &kueue.Workload{},
+		&corev1.Namespace{}, &corev1.Node{}, &corev1.Pod{},
+		&resourceapi.DeviceClass{}, &resourceapi.ResourceSlice{}, &resourceapi.ResourceClaim{}, &resourceapi.ResourceClaimTemplate{},
+	}
+}
+
+// Setup adds the controller to a manager. Metrics go to the registerer.
+func Setup(ctx context.Context, mgr ctrl.Manager, cfg *config.QuotaConfiguration, registry prometheus.Registerer) (*Controller, error) {
+	c := newCore(cfg)
+	m := newMetrics(registry)
+	recorder := mgr.GetEventRecorder("sluice-quota")
+	s := &sources{core: c, client: mgr.GetClient(), recorder: recorder, metrics: m}
+
+	if err := mgr.GetFieldIndexer().IndexField(ctx, &corev1.Pod{}, podsByClaim, claimNames); err != nil {
+		return nil, err
+	}
+	ready, err := c.listen(ctx, mgr.GetCache())
+	if err != nil {
+		return nil, err
+	}
+	if err := mgr.Add(&decider{core: c, ready: ready, caughtUp: func(ctx context.Context) error { return c.catchUp(ctx, mgr.GetAPIReader()) }}); err != nil {
+		return nil, err
+	}
+	if err := mgr.Add(&statuses{core: c, client: mgr.GetClient(), metrics: m}); err != nil {
+		return nil, err
+	}
+
+	opts := controller.Options{MaxConcurrentReconciles: cfg.Concurrency}
+	err = ctrl.NewControllerManagedBy(mgr).Named("workload").WithOptions(opts).
+		WatchesRawSource(source.Func(c.tellTo)).
+		Complete(&workloads{core: c, client: mgr.GetClient(), recorder: recorder, metrics: m})
+	if err != nil {
+		return nil, fmt.Errorf("workload controller: %w", err)
+	}
+	for i := range jobs.Kinds {
+		kind := &jobs.Kinds[i]
+		err = ctrl.NewControllerManagedBy(mgr).Named("job").WithOptions(opts).
+			For(&batchv1.Job{}).
+			Watches(&kueue.Workload{}, handler.EnqueueRequestsFromMapFunc(ownerOf(kind.GroupVersion().String(), kind.Kind))).
+			Complete(&jobReconciler{sources: s, kind: kind, live: mgr.GetAPIReader()})
+		if err != nil {
+			return nil, fmt.Errorf("%s controller: %w", kind.Kind, err)
+		}
+	}
+	err = ctrl.NewControllerManagedBy(mgr).Named("pod").WithOptions(opts).
+		For(&corev1.Pod{}).
+		Watches(&kueue.Workload{}, handler.EnqueueRequestsFromMapFunc(c.podsOfWorkload)).
+		Watches(&resourceapi.ResourceClaim{}, handler.EnqueueRequestsFromMapFunc(podsOfClaim(mgr.GetClient()))).
+		Complete(&podReconciler{sources: s, live: mgr.GetAPIReader()})
+	if err != nil {
+		return nil, fmt.Errorf("pod controller: %w", err)
+	}
+	err = ctrl.NewControllerManagedBy(mgr).Named("claim").WithOptions(opts).
+		For(&resourceapi.ResourceClaim{}).
+		Watches(&kueue.Workload{}, handler.EnqueueRequestsFromMapFunc(ownerOf(resourceapi.SchemeGroupVersion.String(), "ResourceClaim"))).
+		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(claimsOfPod)).
+		Complete(&claimReconciler{sources: s, live: mgr.GetAPIReader()})
+	if err != nil {
+		return nil, fmt.Errorf("claim controller: %w", err)
+	}
+	return &Controller{core: c, ready: ready}, nil
+}
+
+// String draws the queues and what they use, for people who look for a fault.
+func (c *Controller) String() string {
+	c.core.mu.Lock()
+	defer c.core.mu.Unlock()
+	return c.core.engine.String()
+}
+
+// listen feeds everything that the caches see to the core. The channel is
+// closed once all that was there at the start has been taken in.
+func (c *core) listen(ctx context.Context, informers cache.Cache) (<-chan struct{}, error) {
+	var synced []toolscache.InformerSynced
+	for _, o := range watched() {
+		informer, err := informers.GetInformer(ctx, o, cache.BlockUntilSynced(false))
+		if err != nil {
+			return nil, fmt.Errorf("watch %T: %w", o, err)
+		}
+		registration, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+			AddFunc:    c.saw,
+			UpdateFunc: func(_, now any) { c.saw(now) },
+			DeleteFunc: func(gone any) {
+				if unknown, ok := gone.(toolscache.DeletedFinalStateUnknown); ok {
+					gone = unknown.Obj
+				}
+				c.lost(gone)
+			},
+		})
+		if err != nil {
+			return nil, err
+		}
+		synced = append(synced, registration.HasSynced)
+	}
+	ready := make(chan struct{})
+	go func() {
+		if toolscache.WaitForCacheSync(ctx.Done(), synced...) {
+			close(ready)
+		}
+	}()
+	return ready, nil
+}
+
+// catchUp reads what quota is held past the caches, once, before the first
+// decision: the last leader may have written it a moment ago.
+func (c *core) catchUp(ctx context.Context, live client.Reader) error {
+	var workloads kueue.WorkloadList
+	if err := live.List(ctx, &workloads); err != nil {
+		return err
+	}
+	var claims resourceapi.ResourceClaimList
+	if err := live.List(ctx, &claims); err != nil {
+		return err
+	}
+	for i := range claims.Items {
+		c.saw(&claims.Items[i])
+	}
+	for i := range workloads.Items {
+		c.saw(&workloads.Items[i])
+	}
+	return nil
+}
+
+// tellTo lets the core ask for Workloads to be looked at.
+func (c *core) tellTo(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.tell = func(id engine.WorkloadID) { queue.Add(reconcile.Request{NamespacedName: nameOf(id)}) }
+	for id := range c.works {
+		c.tell(id)
+	}
+	return nil
+}
+
+// ownerOf maps a Workload to the object of a kind that it belongs to.
+func ownerOf(apiVersion, kind string) handler.MapFunc {
+	return func(_ context.Context, o client.Object) []reconcile.Request {
+		owner := metav1.GetControllerOf(o)
+		if owner == nil || owner.APIVersion != apiVersion || owner.Kind != kind {
+			return nil
+		}
+		return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: o.GetNamespace(), Name: owner.Name}}}
+	}
+}
+
+// podsOfWorkload maps a Workload to its pods.
+func (c *core) podsOfWorkload(_ context.Context, o client.Object) []reconcile.Request {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var all []reconcile.Request
+	for _, p := range c.podsOf[workloadID(o.GetNamespace(), o.GetName())] {
+		all = append(all, reconcile.Request{NamespacedName: p.name})
+	}
+	if owner := metav1.GetControllerOf(o); owner != nil && owner.Kind == "Pod" && len(all) == 0 {
+		all = append(all, reconcile.Request{NamespacedName: types.NamespacedName{Namespace: o.GetNamespace(), Name: owner.Name}})
+	}
+	return all
+}
+
+// podsOfClaim maps a claim to the pods that wait for it.
+func podsOfClaim(reader client.Reader) handler.MapFunc {
+	return func(ctx context.Context, o client.Object) []reconcile.Request {
+		if owner := metav1.GetControllerOf(o); owner != nil && owner.Kind == "Pod" {
+			return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: o.GetNamespace(), Name: owner.Name}}}
+		}
+		var pods corev1.PodList
+		if reader.List(ctx, &pods, client.InNamespace(o.GetNamespace()), client.MatchingFields{podsByClaim: o.GetName()}) != nil {
+			return nil
+		}
+		var all []reconcile.Request
+		for i := range pods.Items {
+			all = append(all, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&pods.Items[i])})
+		}
+		return all
+	}
+}
+
+// claimsOfPod maps a pod to the claims that it refers to by name.
+func claimsOfPod(_ context.Context, o client.Object) []reconcile.Request {
+	var all []reconcile.Request
+	for _, name := range claimNames(o) {
+		all = append(all, reconcile.Request{NamespacedName: types.NamespacedName{Namespace: o.GetNamespace(), Name: name}})
+	}
+	return all
+}

@@ -1,0 +1,235 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
+
+	"github.com/sluice-gpu/sluice/quota/engine"
+)
+
+// sources is what the reconcilers of users' objects (jobs, pods, claims) have in
+// common: each such object has one Workload.
+type sources struct {
+	*core
+	client   client.Client
+	recorder events.EventRecorder
+	metrics  *metrics
+}
+
+// wanted is the Workload that an object should have.
+type wanted struct {
+	owner client.Object
+	gvk   schema.GroupVersionKind
+	queue string
+	sets  []kueue.PodSet
+	// class is the pod's priority class, priority its value if the API server
+	// has set one.
+	class    string
+	priority *int32
+}
+
+// workload returns the object's Workload, made if there is none, and changed if
+// the object has changed while nothing was reserved for it.
+func (s *sources) workload(ctx context.Context, w wanted) (*kueue.Workload, error) {
+	name := workloadName(w.gvk.Kind, w.owner.GetName(), w.owner.GetUID())
+	key := types.NamespacedName{Namespace: w.owner.GetNamespace(), Name: name}
+	wl := &kueue.Workload{}
+	err := s.client.Get(ctx, key, wl)
+	if apierrors.IsNotFound(err) {
+		return s.create(ctx, key, w)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if wl.Status.Admission != nil || conditionTrue(wl, kueue.WorkloadFinished) {
+		return wl, nil
+	}
+	if string(wl.Spec.QueueName) == w.queue && sameSets(wl.Spec.PodSets, w.sets) {
+		return wl, nil
+	}
+	// The user changed the object while it waits.
+	changed := wl.DeepCopy()
+	changed.Spec.QueueName = kueue.LocalQueueName(w.queue)
+	changed.Spec.PodSets = w.sets
+	if err := s.client.Update(ctx, changed, client.FieldOwner(FieldOwner)); err != nil {
+		return nil, err
+	}
+	return changed, nil
+}
+
+func sameSets(a, b []kueue.PodSet) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if a[i].Name != b[i].Name || a[i].Count != b[i].Count || !equality.Semantic.DeepEqual(a[i].Template.Spec, b[i].Template.Spec) {
+			return false
+		}
+	}
+	return true
+}
+
+func (s *sources) create(ctx context.Context, key types.NamespacedName, w wanted) (*kueue.Workload, error) {
+	wl := &kueue.Workload{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: key.Namespace, Name: key.Name,
+			Labels: map[string]string{"kueue.x-k8s.io/job-uid": string(w.owner.GetUID())},
+		},
+		Spec: kueue.WorkloadSpec{QueueName: kueue.LocalQueueName(w.queue), PodSets: w.sets},
+	}
+	owner := metav1.NewControllerRef(w.owner, w.gvk)
+	owner.BlockOwnerDeletion = nil
+	wl.OwnerReferences = []metav1.OwnerReference{*owner}
+	ref, value, err := s.priority(ctx, w)
+	if err != nil {
+		return nil, err
+	}
+	wl.Spec.PriorityClassRef, wl.Spec.Priority = ref, &value
+	if err := s.client.Create(ctx, wl, client.FieldOwner(FieldOwner)); err != nil {
+		return nil, err
+	}
+	id := workloadID(key.Namespace, key.Name)
+	s.mu.Lock()
+	held, holding := s.engine.Holding(id)
+	busy := s.holds(id)
+	s.mu.Unlock()
+	if holding && busy {
+		// The Workload of something that runs was deleted: its quota goes on.
+		wl.Status.Admission = admission(held)
+		for kind, reason := range map[string]string{kueue.WorkloadQuotaReserved: "QuotaReserved", kueue.WorkloadAdmitted: "Admitted"} {
+			meta.SetStatusCondition(&wl.Status.Conditions, metav1.Condition{
+				Type: kind, Status: metav1.ConditionTrue, Reason: reason, Message: "Made again: what it admitted is still in use",
+			})
+		}
+		if err := s.client.Status().Update(ctx, wl, client.FieldOwner(FieldOwner)); err != nil {
+			return nil, err
+		}
+	}
+	s.saw(wl.DeepCopy())
+	return wl, nil
+}
+
+// priority is that of a WorkloadPriorityClass if the label names one, else the
+// pods'.
+func (s *sources) priority(ctx context.Context, w wanted) (*kueue.PriorityClassRef, int32, error) {
+	if name := w.owner.GetLabels()[PriorityLabel]; name != "" {
+		wpc := &kueue.WorkloadPriorityClass{}
+		if err := s.client.Get(ctx, types.NamespacedName{Name: name}, wpc); err != nil {
+			return nil, 0, fmt.Errorf("label %s: %w", PriorityLabel, err)
+		}
+		return kueue.NewWorkloadPriorityClassRef(name), wpc.Value, nil
+	}
+	if w.class != "" {
+		pc := &schedulingv1.PriorityClass{}
+		if err := s.client.Get(ctx, types.NamespacedName{Name: w.class}, pc); err != nil {
+			return nil, 0, fmt.Errorf("priorityClassName: %w", err)
+		}
+		return kueue.NewPodPriorityClassRef(w.class), pc.Value, nil
+	}
+	if w.priority != nil {
+		return nil, *w.priority, nil
+	}
+	var classes schedulingv1.PriorityClassList
+	if err := s.client.List(ctx, &classes); err != nil {
+		return nil, 0, err
+	}
+	for i := range classes.Items {
+		if pc := &classes.Items[i]; pc.GlobalDefault {
+			return kueue.NewPodPriorityClassRef(pc.Name), pc.Value, nil
+		}
+	}
+	return nil, 0, nil
+}
+
+// end marks a Workload finished. Its quota is released when nothing is in use.
+func (s *sources) end(ctx context.Context, wl *kueue.Workload, succeeded bool, message string) error {
+	if conditionTrue(wl, kueue.WorkloadFinished) {
+		return nil
+	}
+	reason := kueue.WorkloadFinishedReasonSucceeded
+	if !succeeded {
+		reason = kueue.WorkloadFinishedReasonFailed
+	}
+	if message == "" {
+		message = "Finished"
+	}
+	wl = wl.DeepCopy()
+	meta.SetStatusCondition(&wl.Status.Conditions, metav1.Condition{
+		Type: kueue.WorkloadFinished, Status: metav1.ConditionTrue, Reason: reason, Message: message, ObservedGeneration: wl.Generation,
+	})
+	if err := s.client.Status().Update(ctx, wl, client.FieldOwner(FieldOwner)); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	s.saw(wl.DeepCopy())
+	return nil
+}
+
+// event is put on a user's object.
+func (s *sources) event(o client.Object, kind, reason, format string, args ...any) {
+	s.recorder.Eventf(o, nil, kind, reason, "Quota", format, args...)
+}
+
+// flavorsOf lists the flavors of one pod set's assignment.
+func flavorsOf(a *kueue.PodSetAssignment) []string {
+	seen := map[string]bool{}
+	var names []string
+	for _, f := range a.Flavors {
+		if !seen[string(f)] {
+			seen[string(f)] = true
+			names = append(names, string(f))
+		}
+	}
+	return names
+}
+
+// flavorPlacement is what the flavors of a pod set ask of its pods.
+func (c *core) flavorPlacement(a *kueue.PodSetAssignment) (map[string]string, []corev1.Toleration, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	labels := map[string]string{}
+	var tolerations []corev1.Toleration
+	for _, name := range flavorsOf(a) {
+		f := c.flavors[name]
+		if f == nil {
+			return nil, nil, fmt.Errorf("flavor %q does not exist any more", name)
+		}
+		for k, v := range f.Spec.NodeLabels {
+			labels[k] = v
+		}
+		tolerations = append(tolerations, f.Spec.Tolerations...)
+	}
+	return labels, tolerations, nil
+}
+
+// setOf is the part of an admission that a pod set has.
+func setOf(a *kueue.Admission, name string) *kueue.PodSetAssignment {
+	for i := range a.PodSetAssignments {
+		if string(a.PodSetAssignments[i].Name) == name {
+			return &a.PodSetAssignments[i]
+		}
+	}
+	return nil
+}
+
+// engineSet is the engine's form of the same.
+func engineSet(a *kueue.Admission, name string) *engine.PodSetAssignment {
+	all := assignment(a)
+	for i := range all.PodSets {
+		if all.PodSets[i].Name == name {
+			return &all.PodSets[i]
+		}
+	}
+	return nil
+}

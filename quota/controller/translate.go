@@ -1,0 +1,215 @@
+package controller
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
+
+	"github.com/sluice-gpu/sluice/quota/engine"
+)
+
+// This file translates objects of the quota API to the engine's terms and back.
+// It decides nothing.
+
+// amount is a quantity in the engine's unit: thousandths for cpu, otherwise
+// whole numbers, rounded up.
+func amount(name corev1.ResourceName, q resource.Quantity) engine.Amount {
+	if name == corev1.ResourceCPU {
+		if q.CmpInt64(math.MaxInt64/1000) > 0 {
+			return engine.Unlimited
+		}
+		return engine.Amount(q.MilliValue())
+	}
+	if q.CmpInt64(math.MaxInt64) >= 0 {
+		return engine.Unlimited
+	}
+	return engine.Amount(q.Value())
+}
+
+// quantity is the inverse of amount, in the format that people expect of the
+// resource.
+func quantity(r engine.Resource, a engine.Amount) resource.Quantity {
+	switch {
+	case r == engine.Resource(corev1.ResourceCPU):
+		return *resource.NewMilliQuantity(int64(a), resource.DecimalSI)
+	case strings.HasSuffix(string(r), "memory"), strings.HasSuffix(string(r), "storage"):
+		return *resource.NewQuantity(int64(a), resource.BinarySI)
+	}
+	return *resource.NewQuantity(int64(a), resource.DecimalSI)
+}
+
+func clusterQueue(cq *kueue.ClusterQueue) engine.ClusterQueue {
+	q := engine.ClusterQueue{
+		Name:       engine.QueueName(cq.Name),
+		Cohort:     engine.CohortName(cq.Spec.CohortName),
+		Groups:     resourceGroups(cq.Spec.ResourceGroups),
+		Strategy:   engine.Strategy(cq.Spec.QueueingStrategy),
+		Namespaces: selector(cq.Spec.NamespaceSelector),
+		Stop:       engine.StopPolicy(ptr.Deref(cq.Spec.StopPolicy, kueue.None)),
+		Weight:     weight(cq.Spec.FairSharing),
+		Inactive:   unsupported(cq),
+	}
+	if p := cq.Spec.Preemption; p != nil {
+		q.Preemption = engine.Preemption{
+			WithinQueue: engine.PreemptionPolicy(p.WithinClusterQueue),
+			Reclaim:     engine.PreemptionPolicy(p.ReclaimWithinCohort),
+		}
+		if b := p.BorrowWithinCohort; b != nil {
+			q.Preemption.BorrowWithin = engine.PreemptionPolicy(b.Policy)
+			q.Preemption.BorrowThreshold = b.MaxPriorityThreshold
+		}
+	}
+	if f := cq.Spec.FlavorFungibility; f != nil {
+		q.Fungibility = engine.Fungibility{
+			WhenCanBorrow:  engine.FungibilityPolicy(f.WhenCanBorrow),
+			WhenCanPreempt: engine.FungibilityPolicy(f.WhenCanPreempt),
+			Preference:     engine.FungibilityPreference(ptr.Deref(f.Preference, "")),
+		}
+	}
+	if s := cq.Spec.AdmissionScope; s != nil {
+		q.UsageBased = s.AdmissionMode == kueue.UsageBasedAdmissionFairSharing
+	}
+	return q
+}
+
+// unsupported names the first thing that a queue asks for and that would be
+// ignored here, so that it is inactive with a reason instead.
+func unsupported(cq *kueue.ClusterQueue) string {
+	if s := cq.Spec.AdmissionChecksStrategy; s != nil && len(s.AdmissionChecks) > 0 {
+		return fmt.Sprintf("admission check %q is not supported: nothing here waits for it", s.AdmissionChecks[0].Name)
+	}
+	if cq.Spec.ConcurrentAdmissionPolicy != nil {
+		return "concurrentAdmissionPolicy is not supported"
+	}
+	return ""
+}
+
+func resourceGroups(groups []kueue.ResourceGroup) []engine.ResourceGroup {
+	var all []engine.ResourceGroup
+	for _, g := range groups {
+		to := engine.ResourceGroup{}
+		for _, r := range g.CoveredResources {
+			to.Resources = append(to.Resources, engine.Resource(r))
+		}
+		for _, f := range g.Flavors {
+			flavor := engine.FlavorQuotas{Flavor: engine.FlavorName(f.Name), Quotas: make([]engine.Quota, len(to.Resources))}
+			for i, r := range g.CoveredResources {
+				for _, q := range f.Resources {
+					if q.Name == r {
+						flavor.Quotas[i] = engine.Quota{
+							Nominal: amount(r, q.NominalQuota),
+							Borrow:  optional(r, q.BorrowingLimit),
+							Lend:    optional(r, q.LendingLimit),
+						}
+					}
+				}
+			}
+			to.Flavors = append(to.Flavors, flavor)
+		}
+		all = append(all, to)
+	}
+	return all
+}
+
+func optional(name corev1.ResourceName, q *resource.Quantity) *engine.Amount {
+	if q == nil {
+		return nil
+	}
+	return ptr.To(amount(name, *q))
+}
+
+func weight(f *kueue.FairSharing) *engine.Weight {
+	if f == nil || f.Weight == nil {
+		return nil
+	}
+	// Billionths hold the smallest weight that the API allows.
+	return ptr.To(engine.Weight(f.Weight.ScaledValue(resource.Nano)))
+}
+
+func selector(s *metav1.LabelSelector) engine.Selector {
+	if s == nil {
+		return engine.Selector{}
+	}
+	if len(s.MatchLabels) == 0 && len(s.MatchExpressions) == 0 {
+		return engine.Selector{Everything: true}
+	}
+	var to engine.Selector
+	for k, v := range s.MatchLabels {
+		to.Requirements = append(to.Requirements, engine.Requirement{Key: k, Operator: engine.In, Values: []string{v}})
+	}
+	for _, e := range s.MatchExpressions {
+		to.Requirements = append(to.Requirements, engine.Requirement{Key: e.Key, Operator: engine.Operator(e.Operator), Values: e.Values})
+	}
+	return to
+}
+
+func cohort(c *kueue.Cohort) engine.Cohort {
+	return engine.Cohort{
+		Name:   engine.CohortName(c.Name),
+		Parent: engine.CohortName(c.Spec.ParentName),
+		Groups: resourceGroups(c.Spec.ResourceGroups),
+		Weight: weight(c.Spec.FairSharing),
+	}
+}
+
+func localQueue(l *kueue.LocalQueue) engine.LocalQueue {
+	return engine.LocalQueue{
+		Name:   engine.LocalQueueName{Namespace: l.Namespace, Name: l.Name},
+		Queue:  engine.QueueName(l.Spec.ClusterQueue),
+		Stop:   engine.StopPolicy(ptr.Deref(l.Spec.StopPolicy, kueue.None)),
+		Weight: weight(l.Spec.FairSharing),
+	}
+}
+
+// admission is the API's form of an assignment.
+func admission(a engine.Assignment) *kueue.Admission {
+	to := &kueue.Admission{ClusterQueue: kueue.ClusterQueueReference(a.Queue)}
+	for _, s := range a.PodSets {
+		set := kueue.PodSetAssignment{
+			Name:          kueue.PodSetReference(s.Name),
+			Count:         ptr.To(s.Count),
+			Flavors:       map[corev1.ResourceName]kueue.ResourceFlavorReference{},
+			ResourceUsage: corev1.ResourceList{},
+		}
+		for r, f := range s.Flavors {
+			set.Flavors[corev1.ResourceName(r)] = kueue.ResourceFlavorReference(f)
+		}
+		for r, n := range s.Usage {
+			set.ResourceUsage[corev1.ResourceName(r)] = quantity(r, n)
+		}
+		to.PodSetAssignments = append(to.PodSetAssignments, set)
+	}
+	return to
+}
+
+// assignment reads what a Workload's status says it was given.
+func assignment(a *kueue.Admission) engine.Assignment {
+	to := engine.Assignment{Queue: engine.QueueName(a.ClusterQueue)}
+	for i := range a.PodSetAssignments {
+		s := &a.PodSetAssignments[i]
+		set := engine.PodSetAssignment{
+			Name:    string(s.Name),
+			Count:   ptr.Deref(s.Count, 0),
+			Flavors: map[engine.Resource]engine.FlavorName{},
+			Usage:   engine.Amounts{},
+		}
+		for r, f := range s.Flavors {
+			set.Flavors[engine.Resource(r)] = engine.FlavorName(f)
+		}
+		for r, q := range s.ResourceUsage {
+			set.Usage[engine.Resource(r)] = amount(r, q)
+		}
+		to.PodSets = append(to.PodSets, set)
+	}
+	return to
+}
+
+func sortedResources(a engine.Amounts) []engine.Resource { return slices.Sorted(maps.Keys(a)) }

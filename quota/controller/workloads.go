@@ -1,0 +1,276 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
+
+	"github.com/sluice-gpu/sluice/quota/engine"
+)
+
+// recheck is how soon something that nothing announces is looked at again.
+const recheck = time.Second
+
+// workloads writes the engine's decisions to the status of Workloads, and
+// releases quota when nothing is in use any more.
+type workloads struct {
+	*core
+	client   client.Client
+	recorder events.EventRecorder
+	metrics  *metrics
+}
+
+// view is what the reconciler needs to know, taken under the lock.
+type view struct {
+	object *kueue.Workload
+	admit  *engine.Admit
+	evict  *engine.Evict
+	why    engine.Why
+	holds  bool
+	known  bool
+}
+
+func (r *workloads) view(id engine.WorkloadID) view {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	w := r.works[id]
+	if w == nil {
+		return view{}
+	}
+	v := view{known: true, object: w.object, admit: w.admit, evict: w.evict, holds: r.holds(id)}
+	if w.told {
+		v.why = r.engine.Why(id)
+	}
+	return v
+}
+
+// Reconcile implements reconcile.Reconciler.
+func (r *workloads) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	id := workloadID(req.Namespace, req.Name)
+	v := r.view(id)
+	if !v.known || v.object == nil {
+		return ctrl.Result{}, nil
+	}
+	wl := &kueue.Workload{}
+	if err := r.client.Get(ctx, req.NamespacedName, wl); apierrors.IsNotFound(err) {
+		return r.missing(ctx, id, v)
+	} else if err != nil {
+		return ctrl.Result{}, err
+	}
+	if version(wl) < version(v.object) {
+		wl = v.object.DeepCopy()
+	}
+
+	switch reserved := wl.Status.Admission != nil; {
+	case conditionTrue(wl, kueue.WorkloadFinished):
+		return r.finish(id, v)
+	case reserved && conditionTrue(wl, kueue.WorkloadEvicted):
+		return r.release(ctx, wl, id)
+	case reserved && v.evict != nil:
+		return ctrl.Result{}, r.evict(ctx, wl, v.evict)
+	case reserved:
+		return ctrl.Result{}, nil
+	case v.admit != nil:
+		return ctrl.Result{}, r.admit(ctx, wl, v.admit)
+	}
+	return ctrl.Result{}, r.wait(ctx, wl, v.why)
+}
+
+// missing handles a Workload that is gone while the engine still counts it.
+func (r *workloads) missing(ctx context.Context, id engine.WorkloadID, v view) (ctrl.Result, error) {
+	if !v.holds {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		// Look again: a fact may have come in between.
+		if w := r.works[id]; w != nil && w.object == v.object && !r.holds(id) {
+			r.forget(id)
+		}
+		return ctrl.Result{}, nil
+	}
+	// The object that it belongs to makes it again, with the quota that is held.
+	return ctrl.Result{RequeueAfter: recheck}, nil
+}
+
+func (r *workloads) finish(id engine.WorkloadID, v view) (ctrl.Result, error) {
+	if v.holds {
+		return ctrl.Result{RequeueAfter: recheck}, nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if w := r.works[id]; w != nil && !r.holds(id) {
+		r.forget(id)
+	}
+	return ctrl.Result{}, nil
+}
+
+// admit reserves quota in the Workload's status. No gate is opened and no
+// ticket is written before this is in the API.
+func (r *workloads) admit(ctx context.Context, wl *kueue.Workload, d *engine.Admit) error {
+	wl = wl.DeepCopy()
+	wl.Status.Admission = admission(d.Assignment)
+	message := fmt.Sprintf("Quota reserved in ClusterQueue %s", d.Assignment.Queue)
+	r.set(wl, kueue.WorkloadQuotaReserved, metav1.ConditionTrue, "QuotaReserved", message)
+	r.set(wl, kueue.WorkloadAdmitted, metav1.ConditionTrue, "Admitted", "The workload is admitted")
+	for _, kind := range []string{kueue.WorkloadEvicted, kueue.WorkloadPreempted} {
+		if meta.FindStatusCondition(wl.Status.Conditions, kind) != nil {
+			r.set(wl, kind, metav1.ConditionFalse, "QuotaReserved", "Admitted again")
+		}
+	}
+	switch err := r.write(ctx, wl); {
+	case apierrors.IsNotFound(err) || apierrors.IsInvalid(err):
+		r.mu.Lock()
+		r.engine.Apply(engine.AdmissionFailed{ID: d.ID, NotBefore: r.now().Add(10 * time.Second)})
+		if w := r.works[d.ID]; w != nil {
+			w.admit = nil
+		}
+		r.wake()
+		r.mu.Unlock()
+		return client.IgnoreNotFound(err)
+	case err != nil:
+		return err
+	}
+	r.metrics.admitted(string(d.Assignment.Queue), r.now().Sub(wl.CreationTimestamp.Time))
+	r.event(wl, corev1.EventTypeNormal, "Admitted", message+": "+describeUsage(d.Assignment))
+	return nil
+}
+
+// evict begins an eviction: pods are told to go by the object that owns them.
+func (r *workloads) evict(ctx context.Context, wl *kueue.Workload, d *engine.Evict) error {
+	wl = wl.DeepCopy()
+	reason := string(d.Reason)
+	preempted := false
+	switch d.Reason {
+	case engine.InClusterQueue, engine.InCohortReclamation, engine.InCohortFairSharing, engine.InCohortReclaimWhileBorrowing:
+		reason, preempted = kueue.WorkloadEvictedByPreemption, true
+		r.set(wl, kueue.WorkloadPreempted, metav1.ConditionTrue, string(d.Reason), d.Message)
+	}
+	r.set(wl, kueue.WorkloadEvicted, metav1.ConditionTrue, reason, d.Message)
+	r.set(wl, kueue.WorkloadAdmitted, metav1.ConditionFalse, "Evicted", "The workload is evicted: "+d.Message)
+	if err := r.write(ctx, wl); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	r.engine.Apply(engine.Evicting{ID: d.Victim})
+	if w := r.works[d.Victim]; w != nil {
+		w.evict = nil
+	}
+	r.wake()
+	r.mu.Unlock()
+	r.metrics.evicted(string(wl.Status.Admission.ClusterQueue), reason)
+	if preempted {
+		reason = "Preempted"
+	}
+	r.event(wl, corev1.EventTypeWarning, reason, d.Message)
+	return nil
+}
+
+// release frees an evicted workload's quota once nothing is in use.
+func (r *workloads) release(ctx context.Context, wl *kueue.Workload, id engine.WorkloadID) (ctrl.Result, error) {
+	r.mu.Lock()
+	busy := r.holds(id)
+	r.mu.Unlock()
+	if busy {
+		return ctrl.Result{RequeueAfter: recheck}, nil
+	}
+	wl = wl.DeepCopy()
+	wl.Status.Admission = nil
+	r.set(wl, kueue.WorkloadQuotaReserved, metav1.ConditionFalse, kueue.WorkloadPending, "Evicted; waits again")
+	r.set(wl, kueue.WorkloadAdmitted, metav1.ConditionFalse, kueue.WorkloadAdmittedReasonNoReservation, "No quota is reserved")
+	r.set(wl, kueue.WorkloadEvicted, metav1.ConditionFalse, "Released", "All that it used is free")
+	r.set(wl, kueue.WorkloadRequeued, metav1.ConditionTrue, "Released", "It waits in its queue again")
+	if err := r.write(ctx, wl); err != nil {
+		return ctrl.Result{}, err
+	}
+	r.mu.Lock()
+	r.released(id)
+	r.mu.Unlock()
+	return ctrl.Result{}, nil
+}
+
+// wait says in the status, and once on the user's object, why the workload
+// does not run.
+func (r *workloads) wait(ctx context.Context, wl *kueue.Workload, why engine.Why) error {
+	if why.State != engine.Pending && why.State != engine.Promised || why.Reason == engine.NotYetTried {
+		return nil
+	}
+	message := why.String()
+	reason := string(why.Reason)
+	if reason == "" {
+		reason = kueue.WorkloadPending
+	}
+	before := meta.FindStatusCondition(wl.Status.Conditions, kueue.WorkloadQuotaReserved)
+	if before != nil && before.Status == metav1.ConditionFalse && before.Reason == reason && before.Message == message {
+		return nil
+	}
+	wl = wl.DeepCopy()
+	r.set(wl, kueue.WorkloadQuotaReserved, metav1.ConditionFalse, reason, message)
+	if err := r.write(ctx, wl); err != nil {
+		return err
+	}
+	if before == nil || before.Reason != reason || before.Status == metav1.ConditionTrue {
+		r.event(wl, corev1.EventTypeWarning, reason, message)
+	}
+	return nil
+}
+
+// write updates the status against the version that the decision was made on,
+// and takes the result in at once.
+func (r *workloads) write(ctx context.Context, wl *kueue.Workload) error {
+	if err := r.client.Status().Update(ctx, wl, client.FieldOwner(FieldOwner)); err != nil {
+		return err
+	}
+	r.saw(wl.DeepCopy())
+	return nil
+}
+
+func (r *workloads) set(wl *kueue.Workload, kind string, status metav1.ConditionStatus, reason, message string) {
+	const longest = 32 * 1024
+	if len(message) > longest {
+		message = message[:longest]
+	}
+	meta.SetStatusCondition(&wl.Status.Conditions, metav1.Condition{
+		Type: kind, Status: status, Reason: reason, Message: message, ObservedGeneration: wl.Generation,
+	})
+}
+
+// event is put on the Workload and on the object that the user made.
+func (r *workloads) event(wl *kueue.Workload, kind, reason, message string) {
+	const longest = 1000
+	if len(message) > longest {
+		message = message[:longest]
+	}
+	var regarding runtime.Object = wl
+	r.recorder.Eventf(regarding, nil, kind, reason, "Quota", "%s", message)
+	if o := metav1.GetControllerOf(wl); o != nil {
+		r.recorder.Eventf(&corev1.ObjectReference{
+			APIVersion: o.APIVersion, Kind: o.Kind, Namespace: wl.Namespace, Name: o.Name, UID: o.UID,
+		}, wl, kind, reason, "Quota", "%s", message)
+	}
+}
+
+// describeUsage is what a workload was given, for people.
+func describeUsage(a engine.Assignment) string {
+	text := ""
+	for _, s := range a.PodSets {
+		for _, r := range sortedResources(s.Usage) {
+			if text != "" {
+				text += ", "
+			}
+			text += fmt.Sprintf("%s %s of flavor %s", engine.FormatAmount(r, s.Usage[r]), r, s.Flavors[r])
+		}
+	}
+	if text == "" {
+		return "nothing is charged"
+	}
+	return text
+}

@@ -1,0 +1,132 @@
+// Package webhook closes the gate: it changes objects as they are made, so that
+// nothing governed by the budget runs before it is admitted.
+//
+// It is a convenience, not a guarantee. Its failure policy is Ignore, because
+// pods of a whole cluster must not depend on it; what comes in while it is down
+// is adopted by the controller, and gets no device before it has a ticket, which
+// the policies inside the API server see to.
+//
+// Three kinds of objects pass here, chosen by match conditions: pods and jobs
+// with a queue label, and ResourceClaims made by the scheduler for extended
+// resources, which are born with their ticket because the scheduler allocates
+// them at once.
+package webhook
+
+import (
+	"context"
+	"encoding/json"
+	"maps"
+	"net/http"
+	"slices"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	"github.com/sluice-gpu/sluice/quota/controller"
+	"github.com/sluice-gpu/sluice/quota/jobs"
+	"github.com/sluice-gpu/sluice/quota/ticket"
+)
+
+// Paths under which the handlers are served.
+const (
+	PodPath   = "/mutate-pod"
+	JobPath   = "/mutate-job"
+	ClaimPath = "/mutate-claim"
+)
+
+// Tickets gives the scheduler's own claims their ticket.
+type Tickets interface {
+	BornWith(claim *resourceapi.ResourceClaim) (*ticket.Ticket, error)
+}
+
+// Handlers are the webhook's handlers by path.
+func Handlers(tickets Tickets, schedulerUsers []string) map[string]http.Handler {
+	all := map[string]admission.HandlerFunc{
+		PodPath:   pod,
+		JobPath:   job,
+		ClaimPath: claims(tickets, schedulerUsers),
+	}
+	served := map[string]http.Handler{}
+	for path, f := range all {
+		served[path] = &admission.Webhook{Handler: f}
+	}
+	return served
+}
+
+// pod gates a pod. One that names its node already cannot be gated: it will be
+// adopted.
+func pod(_ context.Context, req admission.Request) admission.Response {
+	if req.Operation != admissionv1.Create {
+		return admission.Allowed("")
+	}
+	p := &corev1.Pod{}
+	if err := json.Unmarshal(req.Object.Raw, p); err != nil {
+		return admission.Errored(http.StatusBadRequest, err)
+	}
+	if p.Labels[controller.QueueLabel] == "" || p.Spec.NodeName != "" || controller.HasGate(p) {
+		return admission.Allowed("")
+	}
+	p.Spec.SchedulingGates = append(p.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: controller.Gate})
+	return patched(req, p)
+}
+
+// job suspends a job.
+func job(_ context.Context, req admission.Request) admission.Response {
+	if req.Operation != admissionv1.Create {
+		return admission.Allowed("")
+	}
+	u := &unstructured.Unstructured{}
+	if err := u.UnmarshalJSON(req.Object.Raw); err != nil {
+		return admission.Errored(http.StatusBadRequest, err)
+	}
+	kind := jobs.Find(u.GetAPIVersion(), u.GetKind())
+	if kind == nil || kind.Suspended(u) {
+		return admission.Allowed("")
+	}
+	if err := kind.SetSuspended(u, true); err != nil {
+		return admission.Errored(http.StatusBadRequest, err)
+	}
+	return patched(req, u)
+}
+
+// claims puts tickets on claims that the scheduler makes for extended resources,
+// and takes them off claims that come from a template.
+func claims(tickets Tickets, schedulerUsers []string) admission.HandlerFunc {
+	return func(ctx context.Context, req admission.Request) admission.Response {
+		if req.Operation != admissionv1.Create {
+			return admission.Allowed("")
+		}
+		c := &resourceapi.ResourceClaim{}
+		if err := json.Unmarshal(req.Object.Raw, c); err != nil {
+			return admission.Errored(http.StatusBadRequest, err)
+		}
+		rest, forged := ticket.Strip(c.Annotations)
+		c.Annotations = maps.Clone(rest)
+		if slices.Contains(schedulerUsers, req.UserInfo.Username) && c.Annotations[resourceapi.ExtendedResourceClaimAnnotation] == "true" {
+			t, err := tickets.BornWith(c)
+			if err != nil {
+				log.FromContext(ctx).Error(err, "no ticket for a claim of the scheduler", "namespace", req.Namespace, "claim", c.GenerateName)
+			}
+			if t != nil {
+				maps.Copy(c.Annotations, t.Annotations())
+				return patched(req, c)
+			}
+		}
+		if forged {
+			return patched(req, c)
+		}
+		return admission.Allowed("")
+	}
+}
+
+func patched(req admission.Request, changed any) admission.Response {
+	raw, err := json.Marshal(changed)
+	if err != nil {
+		return admission.Errored(http.StatusInternalServerError, err)
+	}
+	return admission.PatchResponseFromRaw(req.Object.Raw, raw)
+}
