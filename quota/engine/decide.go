@@ -168,7 +168,7 @@ func (o *byBorrowing) next(*tree) *nomination {
 // it is made anew; false says that it must wait its turn again, since it now
 // borrows from farther.
 func (e *Engine) process(n *nomination, fit Fit) bool {
-	if n.version != e.version && !(n.mode == fits && n.stillFits()) {
+	if n.version != e.version {
 		before := n.borrow
 		e.nominate(n, n.q, n.w, n.p, nil)
 		if n.mode.viable() && n.borrow > before && !e.opts.fair {
@@ -182,15 +182,6 @@ func (e *Engine) process(n *nomination, fit Fit) bool {
 		e.evictFor(n, fit)
 	default:
 		e.refuse(n)
-	}
-	return true
-}
-
-func (n *nomination) stillFits() bool {
-	for _, c := range n.charges {
-		if c.amount > c.cell.free() {
-			return false
-		}
 	}
 	return true
 }

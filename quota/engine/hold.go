@@ -54,6 +54,8 @@ func (e *Engine) uncharge(w *work) {
 		if t := q.tree(); t != nil {
 			t.promised = without(t.promised, w)
 		}
+		// A StrictFIFO queue stood still for it.
+		e.wakeQueue(q)
 		return
 	case leaving:
 		q.leaving--
@@ -122,7 +124,7 @@ func (e *Engine) cancelPromise(w *work) {
 	}
 	h := w.hold
 	e.uncharge(w)
-	w.hold = nil
+	w.hold, w.said = nil, saying{}
 	if h.placement != nil {
 		e.drops = append(e.drops, w.id)
 	}

@@ -99,9 +99,15 @@ func drawWorks(b *strings.Builder, indent, title string, works []*work, text fun
 func (e *Engine) drawCells(b *strings.Builder, n *node, indent string) {
 	width := 0
 	for _, c := range n.order {
+		if !c.listed && c.empty() {
+			continue
+		}
 		width = max(width, len(c.Flavor)+1+len(c.Resource))
 	}
 	for _, c := range n.order {
+		if !c.listed && c.empty() {
+			continue
+		}
 		f := func(a Amount) string { return e.opts.format(c.Resource, a) }
 		name := string(c.Flavor) + " " + string(c.Resource)
 		fmt.Fprintf(b, "%s  %-*s %s %s of %s", indent, width, name, bar(c), f(c.held), f(c.subtree))

@@ -204,7 +204,7 @@ func (e *Engine) promise(n *nomination, a Assignment, p *Placement, fit Fit) {
 	if fit != nil && p != nil {
 		fit.Take(w.id, *p)
 	}
-	e.holderChanged(q)
+	e.freed(h)
 	e.say(w)
 }
 

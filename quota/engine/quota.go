@@ -133,3 +133,6 @@ func (c *cell) top() *cell {
 	}
 	return c
 }
+
+// empty says that a cell is not worth showing.
+func (c *cell) empty() bool { return c.subtree == 0 && c.held == 0 && c.planned == 0 }

@@ -95,12 +95,13 @@ func (n *node) sharedResources() []shared {
 	if n.shares != nil {
 		return n.shares
 	}
-	at := map[Resource]int{}
 	out := make([]shared, 0, 4)
+	if n.parent == nil || n.cyclic {
+		n.shares = out
+		return out
+	}
+	at := map[Resource]int{}
 	for _, c := range n.order {
-		if c.parent == nil {
-			continue
-		}
 		i, ok := at[c.Resource]
 		if !ok {
 			i = len(out)
@@ -108,7 +109,11 @@ func (n *node) sharedResources() []shared {
 			out = append(out, shared{})
 		}
 		out[i].cells = append(out[i].cells, c)
-		out[i].lendable = out[i].lendable.Add(max(0, c.parent.most()))
+	}
+	for _, c := range n.parent.order {
+		if i, ok := at[c.Resource]; ok {
+			out[i].lendable = out[i].lendable.Add(max(0, c.most()))
+		}
 	}
 	n.shares = out
 	return out

@@ -114,7 +114,7 @@ func (n *node) usageStatus() []UsageStatus {
 		out = append(out, n.cells[q.FlavorResource].status())
 	}
 	for _, c := range n.order {
-		if !c.listed {
+		if !c.listed && !c.empty() {
 			out = append(out, c.status())
 		}
 	}

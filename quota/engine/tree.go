@@ -99,6 +99,9 @@ func (n *node) insert(c *cell) {
 	copy(n.order[i+1:], n.order[i:])
 	n.order[i] = c
 	n.shares = nil
+	for _, child := range n.children {
+		child.shares = nil
+	}
 }
 
 func (fr FlavorResource) before(o FlavorResource) bool {
@@ -156,9 +159,7 @@ func (e *Engine) forget(n *node) {
 	}
 	delete(e.cohorts, CohortName(n.name))
 	delete(e.soiled, n)
-	if n.tree != nil {
-		delete(e.trees, n.tree)
-	}
+	e.leaveTree(n)
 }
 
 // soil marks the tree of a node to be computed anew.
