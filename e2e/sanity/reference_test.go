@@ -1,0 +1,5 @@
+package sanity_test
+
+const referenceEnv = "SANITY_REFERENCE_DRIVER"
+
+func runReference() int { return 0 }
