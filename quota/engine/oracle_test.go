@@ -246,10 +246,15 @@ func (o *oracle) nominate(w *oracleWork, q ClusterQueue) outcome {
 	if partial < 0 || out.mode.viable() {
 		return out
 	}
-	for n := counts[partial] - 1; n >= w.spec.PodSets[partial].MinCount; n-- {
-		counts[partial] = n
+	// By halving, as if fewer pods never fit worse.
+	spec := w.spec.PodSets[partial]
+	lo, hi := spec.MinCount, spec.Count
+	for lo < hi {
+		counts[partial] = lo + (hi-lo)/2
 		if fewer := o.try(w, q, counts); fewer.mode.viable() {
-			return fewer
+			out, lo = fewer, counts[partial]+1
+		} else {
+			hi = counts[partial]
 		}
 	}
 	return out
@@ -783,8 +788,12 @@ func (o *oracle) followPromise(id WorkloadID) ([]oracleVictim, error) {
 		}
 		o.dirty()
 		if o.fitsPlanned(q, out.use, true) && o.fair == nil {
-			mayStay := o.fitsPlanned(q, out.use, false) || kept.reason == InClusterQueue
-			if mayStay {
+			// Whoever evicts from others must not borrow, but by borrowWithinCohort.
+			own := true
+			for _, v := range out.victims {
+				own = own && v.reason == InClusterQueue
+			}
+			if own || o.fitsPlanned(q, out.use, false) {
 				return nil, fmt.Errorf("victim %s could stay", kept.w.spec.ID)
 			}
 		}

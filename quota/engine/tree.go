@@ -191,6 +191,16 @@ func (e *Engine) settle() {
 		}
 		byName(tops)
 		byName(loops)
+		// Promises lean on the old shape of the trees, so they go first.
+		for _, n := range loops {
+			below := map[*node]bool{}
+			for m := n; !below[m]; m = m.parent {
+				e.cancelBelow(m, below)
+			}
+		}
+		for _, top := range tops {
+			e.cancelBelow(top, nil)
+		}
 		for _, n := range loops {
 			e.settleLoop(n, map[*node]bool{})
 		}
@@ -217,6 +227,23 @@ func (e *Engine) settle() {
 			}
 		}
 		e.unseated = e.unseated[:0]
+	}
+}
+
+// cancelBelow gives up the promises in a node and below it; seen keeps it from
+// going round in circles.
+func (e *Engine) cancelBelow(n *node, seen map[*node]bool) {
+	if seen[n] {
+		return
+	}
+	if seen != nil {
+		seen[n] = true
+	}
+	if n.queue != nil {
+		e.cancelPromises(n.queue)
+	}
+	for _, c := range n.children {
+		e.cancelBelow(c, seen)
 	}
 }
 
@@ -259,7 +286,6 @@ func (e *Engine) settleBelowLoop(n *node, seen map[*node]bool) {
 	e.leaveTree(n)
 	n.cyclic, n.root, n.depth, n.height = true, nil, 0, 0
 	if n.queue != nil {
-		e.cancelPromises(n.queue)
 		e.unsettled = append(e.unsettled, n.queue)
 	}
 	n.compute(nil)
@@ -286,9 +312,6 @@ func (e *Engine) settleTree(n *node, t *tree, parent *node, depth int) {
 	}
 	if !n.isQueue() && n.height == 0 {
 		n.height = 1
-	}
-	if n.queue != nil {
-		e.cancelPromises(n.queue)
 	}
 	n.compute(parent)
 	if n.queue != nil {
