@@ -87,6 +87,7 @@ func (w *world) clean(t *testing.T) {
 	ctx := context.Background()
 	w.halt()
 	if t.Failed() {
+		t.Logf("controller-manager: %s", w.Log("kube-controller-manager"))
 		w.dump(t)
 	}
 	for _, o := range []client.Object{&batchv1.Job{}, &corev1.Pod{}, &resourceapi.ResourceClaimTemplate{}, &kueue.Workload{}, &kueue.LocalQueue{}} {
@@ -230,18 +231,15 @@ func (w *world) node(t *testing.T, name string, cards int, memory, slice string,
 	if err := w.client.Create(t.Context(), n); err != nil {
 		t.Fatal(err)
 	}
+	bare := n.DeepCopy()
 	n.Status.Allocatable = corev1.ResourceList{"cpu": resource.MustParse("16"), "memory": resource.MustParse("64Gi"), "pods": resource.MustParse("110")}
 	n.Status.Capacity = n.Status.Allocatable
 	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
-	if err := w.client.Status().Update(t.Context(), n); err != nil {
+	if err := w.client.Status().Patch(t.Context(), n, client.MergeFrom(bare)); err != nil {
 		t.Fatal(err)
 	}
-	// Tell the scheduler that the node is ready: nobody else does.
-	if err := w.client.Get(t.Context(), client.ObjectKeyFromObject(n), n); err != nil {
-		t.Fatal(err)
-	}
-	n.Spec.Taints = nil
-	if err := w.client.Update(t.Context(), n); err != nil {
+	// A new node is tainted until somebody reports that it is ready.
+	if err := w.client.Patch(t.Context(), n, client.RawPatch("application/merge-patch+json", []byte(`{"spec":{"taints":null}}`))); err != nil {
 		t.Fatal(err)
 	}
 	s := &resourceapi.ResourceSlice{

@@ -158,7 +158,7 @@ func (s *Server) StartControllers() error {
 		"--root-ca-file", s.path("certs/"+certificateName+".crt"), "--leader-elect=false",
 		"--bind-address", "127.0.0.1", "--secure-port", fmt.Sprint(ports[0]),
 		"--kube-api-qps", "200", "--kube-api-burst", "400",
-		"--controllers", "*,-node-lifecycle-controller,-taint-eviction-controller,-pod-garbage-collector-controller,-node-ipam-controller,-node-route-controller"); err != nil {
+		"--controllers", "*,-node-lifecycle-controller,-taint-eviction-controller,-pod-garbage-collector-controller"); err != nil {
 		return err
 	}
 	return s.run("kube-scheduler", "--kubeconfig", s.path("kube-scheduler.kubeconfig"), "--leader-elect=false",
