@@ -3,6 +3,7 @@ package sanity_test
 import (
 	"bytes"
 	"context"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -23,6 +24,12 @@ var server = sync.OnceValues(func() (*apiserver.Server, error) { return apiserve
 func TestMain(m *testing.M) {
 	if os.Getenv(referenceEnv) != "" {
 		os.Exit(runReference())
+	}
+	// Most tests wait for drivers and for the API server.
+	flag.Parse()
+	if err := flag.Set("test.parallel", "8"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
 	}
 	code := m.Run()
 	if s, err := server(); err == nil {
@@ -129,6 +136,7 @@ func everythingApplies(t *testing.T, results []sanity.Result) {
 }
 
 func TestSluiceDriverKeepsAKubeletsContract(t *testing.T) {
+	t.Parallel()
 	binaries := buildSluice(t)
 	apiServer(t)
 	// Checks that mostly wait run beside the others, on a node of their own.
