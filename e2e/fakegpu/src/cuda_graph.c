@@ -174,6 +174,21 @@ CU_API CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph g, const CUgra
 	return add(g, CU_GRAPH_NODE_TYPE_MEM_ALLOC, 0, a, node);
 }
 
+CU_API CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS *p)
+{
+	CUdevice dev = 0;
+	int card;
+
+	if (!node || node->magic != M_NODE || node->type != CU_GRAPH_NODE_TYPE_MEM_ALLOC || !p)
+		return CUDA_ERROR_INVALID_VALUE;
+	while (!cu_device_card(dev, &card) && card != node->mem->card)
+		dev++;
+	*p = (CUDA_MEM_ALLOC_NODE_PARAMS){ .bytesize = node->mem->size, .dptr = node->mem->ptr };
+	p->poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+	p->poolProps.location = (CUmemLocation){ CU_MEM_LOCATION_TYPE_DEVICE, dev };
+	return CUDA_SUCCESS;
+}
+
 CU_API CUresult cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph g, const CUgraphNode *deps, size_t n, CUdeviceptr ptr)
 {
 	CUresult r = deps_ok(g, deps, n);
