@@ -197,6 +197,18 @@ func TestPodReachesTheAPIServerByTheServiceAddress(t *testing.T) {
 	}
 }
 
+func TestPodIsToldAtOnceThatThereIsNoDNS(t *testing.T) {
+	c := sharedCluster(t)
+	apply(t, c, pod("lookup", "node-2", "restartPolicy: Never", "lookup"))
+	waitPod(t, c, "lookup", "jsonpath={.status.phase}=Succeeded")
+	if log := kubectl(t, c, "logs", "lookup"); !strings.HasPrefix(log, "true ") || !strings.HasSuffix(log, "connection refused") {
+		t.Errorf("the pod printed %s", log)
+	}
+	if events := kubectl(t, c, "get", "events", "--field-selector", "reason=MissingClusterDNS"); events != "" {
+		t.Errorf("events: %s", events)
+	}
+}
+
 func TestAPIServerReachesAWebhookInAPod(t *testing.T) {
 	c := sharedCluster(t)
 	ca, err := newAuthority("webhook", time.Now())

@@ -78,8 +78,13 @@ func (m *machine) boot() error {
 		if err := m.mountFolders(bootID); err != nil {
 			return err
 		}
-		if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644); err != nil {
-			return fmt.Errorf("forwarding of pods' packets: %w", err)
+		for name, value := range map[string]string{
+			"ip_forward":     "1", // for pods
+			"icmp_ratelimit": "0", // whoever asks for what nobody serves is told each time
+		} {
+			if err := os.WriteFile("/proc/sys/net/ipv4/"+name, []byte(value), 0o644); err != nil {
+				return fmt.Errorf("network setting: %w", err)
+			}
 		}
 		cmd = &exec.Cmd{
 			Path:        filepath.Join(binDir, "pause"),

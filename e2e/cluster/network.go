@@ -72,7 +72,10 @@ func networkPlan(cluster string, c Config) []ipCommand {
 		if i == 0 {
 			batch = append(batch, fmt.Sprintf("addr add %s/32 dev lo", apiServiceIP))
 		} else {
-			batch = append(batch, fmt.Sprintf("route add %s/32 via %s", apiServiceIP, controlPlaneIP))
+			batch = append(batch,
+				fmt.Sprintf("route add %s/32 via %s", apiServiceIP, controlPlaneIP),
+				// Other services have no addresses that work: who asks is told at once.
+				"route add prohibit "+serviceCIDR)
 		}
 		for j := range c.Nodes {
 			if j+1 != i {

@@ -49,11 +49,11 @@ func TestNetworkPlanConnectsEveryMachineAndRoutesEveryPodRange(t *testing.T) {
 		}},
 		{netns: "sluice.demo.node-1", batch: []string{
 			"link set lo up", "addr add 10.77.0.11/24 dev eth0", "link set eth0 up",
-			"route add 10.96.0.1/32 via 10.77.0.2", "route add 10.88.2.0/24 via 10.77.0.12",
+			"route add 10.96.0.1/32 via 10.77.0.2", "route add prohibit 10.96.0.0/16", "route add 10.88.2.0/24 via 10.77.0.12",
 		}},
 		{netns: "sluice.demo.node-2", batch: []string{
 			"link set lo up", "addr add 10.77.0.12/24 dev eth0", "link set eth0 up",
-			"route add 10.96.0.1/32 via 10.77.0.2", "route add 10.88.1.0/24 via 10.77.0.11",
+			"route add 10.96.0.1/32 via 10.77.0.2", "route add prohibit 10.96.0.0/16", "route add 10.88.1.0/24 via 10.77.0.11",
 		}},
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(ipCommand{})); diff != "" {

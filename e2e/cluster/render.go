@@ -167,6 +167,9 @@ func kubeletConfig(cluster string, c Config, n Node) ([]byte, error) {
 		"tlsPrivateKeyFile":        conf("kubelet.key"),
 		"containerRuntimeEndpoint": "unix://" + containerdSocket,
 		"resolvConf":               "",
+		// There is no DNS. A machine that is there refuses look-ups at once; without an address
+		// every pod would carry a warning event.
+		"clusterDNS": []string{apiServiceIP},
 		// The usual folder is the outer machine's.
 		"volumePluginDir":    "/var/lib/kubelet/volume-plugins",
 		"registerWithTaints": taints,

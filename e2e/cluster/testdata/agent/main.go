@@ -1,5 +1,5 @@
 // Command agent is what the live tests run in pods: `api` asks the API server for its version by the
-// in-cluster address, `webhook` refuses every object that it is asked about, `cat` and `write` read
+// in-cluster address, `lookup` looks up a name and says whether the answer came within a second, `webhook` refuses every object that it is asked about, `cat` and `write` read
 // and write a file, `sleep` waits to be killed.
 package main
 
@@ -26,6 +26,11 @@ func run(args []string) error {
 	switch args[0] {
 	case "api":
 		return api()
+	case "lookup":
+		start := time.Now()
+		_, err := net.LookupHost("kubernetes.default.svc")
+		fmt.Println(time.Since(start) < time.Second, err)
+		return nil
 	case "webhook":
 		return webhook()
 	case "cat":
