@@ -52,6 +52,12 @@ func Install(driverRoot, stateDir, built string, n Node) (*Installed, error) {
 	return in, nil
 }
 
+// Open is the handle of a node that was installed before, perhaps by another process. It does not
+// know the node's description, so it cannot Reset.
+func Open(driverRoot, stateDir, built string) *Installed {
+	return &Installed{DriverRoot: driverRoot, StateDir: stateDir, built: built}
+}
+
 // LibDir is the folder of the driver's libraries.
 func (in *Installed) LibDir() string { return filepath.Join(in.DriverRoot, libDir) }
 

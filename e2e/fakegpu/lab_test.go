@@ -41,11 +41,7 @@ type step struct {
 }
 
 func probeCommand(in *Installed, args ...string) *exec.Cmd {
-	program := Probe
-	if len(args) > 1 && args[0] == "--via" && args[1] == "link" {
-		program = ProbeLinked
-	}
-	cmd := exec.Command(in.Program(program), args...)
+	cmd := exec.Command(in.Program(Probe), args...)
 	cmd.Env = in.Env()
 	cmd.Stderr = os.Stderr
 	return cmd
@@ -120,23 +116,36 @@ func usage(t *testing.T, in *Installed) []Usage {
 	return u
 }
 
-// share is each client's part, in percent, of the time that a card worked between two moments.
-func share(t *testing.T, in *Installed, card int, from, until time.Duration) map[int]float64 {
+// eventually waits for something that others bring about, on a machine that may be busy.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited 30 s in vain: %s", what)
+		}
+	}
+}
+
+// share is each process's part, in percent, of the time that card 0 worked between two moments,
+// counted from when all of them had run.
+func share(t *testing.T, in *Installed, from, until time.Duration) map[int]float64 {
 	t.Helper()
 	runs, err := in.Log(0)
 	if err != nil {
 		t.Fatal(err)
 	}
+	first := map[int]uint64{}
 	var start uint64
 	for _, r := range runs {
-		if r.Card == card && (start == 0 || r.StartNs < start) {
-			start = r.StartNs
+		if _, seen := first[r.OwnPID]; !seen {
+			first[r.OwnPID] = r.StartNs
+			start = max(start, r.StartNs)
 		}
 	}
 	lo, hi := start+uint64(from), start+uint64(until)
 	busy, all := map[int]float64{}, 0.0
 	for _, r := range runs {
-		if a, b := max(r.StartNs, lo), min(r.EndNs, hi); r.Card == card && a < b {
+		if a, b := max(r.StartNs, lo), min(r.EndNs, hi); a < b {
 			busy[r.OwnPID] += float64(b - a)
 			all += float64(b - a)
 		}

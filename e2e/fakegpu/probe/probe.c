@@ -652,6 +652,10 @@ int main(int argc, char **argv)
 	int version = 13000, i;
 	bool per_thread = false;
 
+	/* Before the environment may be cleared: the loader needs it. */
+	for (i = 1; i + 1 < argc; i++)
+		if (!strcmp(argv[i], "--via") && !strcmp(argv[i + 1], "link"))
+			probe_relink(argv);
 	for (i = 1; i < argc && !strncmp(argv[i], "--", 2); i++) {
 		if (!strcmp(argv[i], "--clear-env"))
 			clear_environment();

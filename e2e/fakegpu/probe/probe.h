@@ -16,8 +16,12 @@ struct calls {
 extern struct calls cu;
 
 /* Fills cu by the way named. On failure returns false with a message on
- * stderr. lib: which file to open, NULL: the usual name. version and
- * per_thread are for the way "procaddress". */
+ * stderr. lib: which file to open, NULL: the usual name. version is for
+ * the way "procaddress"; per_thread asks for the forms of per-thread default
+ * streams. */
 bool probe_resolve(const char *via, const char *lib, int version, bool per_thread);
+
+/* Becomes the program that is linked with libcuda, unless it is that already. */
+void probe_relink(char **argv);
 
 #endif

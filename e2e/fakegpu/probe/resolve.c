@@ -1,6 +1,6 @@
 /* The ways by which CUDA programs come to the driver's functions.
  *
- *   link         the program is linked with libcuda.so.1 (another binary)
+ *   link         the program is linked with libcuda.so.1 (cudaprobe-link, beside this)
  *   dlopen       dlopen by SONAME, dlsym
  *   noload       the same, but asks for the library as already loaded
  *   abspath      dlopen by absolute path
@@ -40,6 +40,21 @@ static void *by_dlsym(void *lib, const char *name, const char *base)
 {
 	(void)base;
 	return dlsym(lib, name);
+}
+
+/* As programs compiled for per-thread default streams name them. */
+static void *by_dlsym_per_thread(void *lib, const char *name, const char *base)
+{
+	char form[160];
+	const char *suffixes[] = { "_ptsz", "_ptds", "" };
+	void *at = NULL;
+
+	(void)base;
+	for (int i = 0; i < 3 && !at; i++) {
+		snprintf(form, sizeof form, "%s%s", name, suffixes[i]);
+		at = dlsym(lib, form);
+	}
+	return at;
 }
 
 typedef void *dlsym_fn(void *, const char *);
@@ -164,6 +179,20 @@ static const char *beside(const char *name)
 	return path;
 }
 
+void probe_relink(char **argv)
+{
+#ifdef PROBE_LINK
+	(void)argv;
+#else
+	const char *linked = beside("cudaprobe-link");
+
+	argv[0] = (char *)(uintptr_t)linked;
+	execv(linked, argv);
+	perror(linked);
+	exit(3);
+#endif
+}
+
 bool probe_resolve(const char *via, const char *lib, int version, bool per_thread)
 {
 	if (!strcmp(via, "link")) {
@@ -171,8 +200,7 @@ bool probe_resolve(const char *via, const char *lib, int version, bool per_threa
 		direct();
 		return true;
 #else
-		fprintf(stderr, "cudaprobe: this binary is not linked with libcuda; run cudaprobe-link\n");
-		return false;
+		return false; /* probe_relink was called first */
 #endif
 	}
 	if (!strcmp(via, "deepbind")) {
@@ -204,7 +232,7 @@ bool probe_resolve(const char *via, const char *lib, int version, bool per_threa
 	} else if (!strcmp(via, "elfwalk")) {
 		fill(by_walk, h);
 	} else if (!strcmp(via, "dlopen") || !strcmp(via, "noload") || !strcmp(via, "abspath") || !strcmp(via, "dlmopen")) {
-		fill(by_dlsym, h);
+		fill(per_thread ? by_dlsym_per_thread : by_dlsym, h);
 	} else {
 		fprintf(stderr, "cudaprobe: no way \"%s\"\n", via);
 		return false;

@@ -19,7 +19,7 @@
 #define CU_API __attribute__((visibility("default")))
 #define FG_CUDA_VERSION 13000
 
-enum magic { M_CTX = 0x43545831, M_STREAM, M_EVENT, M_MODULE, M_FUNC, M_ARRAY, M_MIPMAP, M_POOL, M_GRAPH, M_NODE, M_EXEC, M_DEAD };
+enum magic { M_CTX = 0x43545831, M_STREAM, M_EVENT, M_MODULE, M_FUNC, M_ARRAY, M_MIPMAP, M_POOL, M_GRAPH, M_NODE, M_EXEC, M_EXTERNAL, M_DEAD };
 
 enum alloc_kind { A_NONE, A_LINEAR, A_MANAGED, A_POOL, A_GRAPH, A_IPC };
 
@@ -140,7 +140,7 @@ void cu_streams_end(CUcontext ctx);
 struct CUmemPoolHandle_st {
 	uint32_t magic;
 	int card;
-	bool is_default;
+	bool is_default, imported;
 	uint64_t used, used_high;
 	uint64_t reserved, reserved_high; /* what the pool has taken from the card */
 	uint64_t threshold;               /* may be kept beyond what is used */
@@ -151,6 +151,8 @@ struct CUmemPoolHandle_st {
 /* Work on the card was waited for: pools give back what they may not keep. */
 void cu_pools_synced(int card);
 CUresult cu_pool_free(struct alloc *a);
+/* A pool that another process owns: nothing can be allocated from it here. */
+struct CUmemPoolHandle_st *cu_pool_imported(int card);
 
 /* --- cuda_graph.c --- */
 
@@ -174,5 +176,13 @@ void cu_stream_submitted(CUcontext ctx, CUstream real, uint64_t mark);
 
 /* How long the kernel occupies the card with these arguments. */
 CUresult cu_kernel_ns(CUfunction f, unsigned gx, unsigned gy, unsigned gz, void **params, void **extra, uint64_t *ns);
+
+/* --- calls of the API that its own files make --- */
+
+CUresult cuMemCreate(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long);
+CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *, CUmemGenericAllocationHandle);
+CUresult cuCtxCreate_v2(CUcontext *, unsigned, CUdevice);
+CUresult cuCtxDestroy_v2(CUcontext);
+CUresult cuCtxPopCurrent_v2(CUcontext *);
 
 #endif

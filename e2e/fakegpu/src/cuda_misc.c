@@ -127,3 +127,68 @@ CU_API CUresult cuIpcCloseMemHandle(CUdeviceptr ptr)
 	cu_unlock();
 	return r;
 }
+
+/* ---- hints and bookkeeping that change nothing here ---- */
+
+CU_API CUresult cuMemAdvise(CUdeviceptr ptr, size_t size, int advice, CUdevice dev)
+{
+	(void)advice;
+	(void)dev;
+	CUresult r = cu_ready();
+
+	return r ? r : ptr && size ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CU_API CUresult cuMemPrefetchAsync(CUdeviceptr ptr, size_t size, CUdevice dev, CUstream s)
+{
+	CUcontext c;
+	CUstream real;
+	CUresult r = cu_stream(s, &c, &real);
+
+	(void)dev;
+	return r ? r : ptr && size ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CU_API CUresult cuMemPrefetchAsync_ptsz(CUdeviceptr ptr, size_t size, CUdevice dev, CUstream s)
+{
+	return cuMemPrefetchAsync(ptr, size, dev, s ? s : CU_STREAM_PER_THREAD);
+}
+
+CU_API CUresult cuProfilerStart(void)
+{
+	CUcontext c;
+
+	return cu_current(&c);
+}
+
+CU_API CUresult cuProfilerStop(void)
+{
+	CUcontext c;
+
+	return cu_current(&c);
+}
+
+static int cache_config;
+
+CU_API CUresult cuCtxGetCacheConfig(int *config)
+{
+	CUcontext c;
+	CUresult r = cu_current(&c);
+
+	if (r)
+		return r;
+	if (!config)
+		return CUDA_ERROR_INVALID_VALUE;
+	*config = cache_config;
+	return CUDA_SUCCESS;
+}
+
+CU_API CUresult cuCtxSetCacheConfig(int config)
+{
+	CUcontext c;
+	CUresult r = cu_current(&c);
+
+	if (!r)
+		cache_config = config;
+	return r;
+}

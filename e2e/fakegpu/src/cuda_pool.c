@@ -39,6 +39,16 @@ static struct CUmemPoolHandle_st *new_pool(int card, bool is_default)
 	return p;
 }
 
+struct CUmemPoolHandle_st *cu_pool_imported(int card)
+{
+	cu_lock();
+	struct CUmemPoolHandle_st *p = new_pool(card, false);
+	if (p)
+		p->imported = true;
+	cu_unlock();
+	return p;
+}
+
 /* Under the process lock. */
 static struct CUmemPoolHandle_st *default_pool(int card)
 {
@@ -103,7 +113,7 @@ static CUresult take(struct CUmemPoolHandle_st *p, int card, size_t size, CUdevi
 	cu_lock();
 	if (!p)
 		p = current_pool(card);
-	else if (!pool_valid(p))
+	else if (!pool_valid(p) || p->imported)
 		r = CUDA_ERROR_INVALID_VALUE;
 	if (!r && (!p || (p->used + taken > p->reserved && !grow(p, p->used + taken))))
 		r = CUDA_ERROR_OUT_OF_MEMORY;
@@ -384,4 +394,32 @@ CU_API CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool)
 		r = CUDA_ERROR_INVALID_VALUE;
 	cu_unlock();
 	return r;
+}
+
+/* The forms of 13.0, by location and kind of memory. */
+
+static CUresult located(const CUmemLocation *l, CUmemAllocationType type)
+{
+	return l && l->type == CU_MEM_LOCATION_TYPE_DEVICE && type == CU_MEM_ALLOCATION_TYPE_PINNED ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CU_API CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *l, CUmemAllocationType type)
+{
+	CUresult r = located(l, type);
+
+	return r ? r : cuDeviceGetDefaultMemPool(pool, l->id);
+}
+
+CU_API CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *l, CUmemAllocationType type)
+{
+	CUresult r = located(l, type);
+
+	return r ? r : cuDeviceGetMemPool(pool, l->id);
+}
+
+CU_API CUresult cuMemSetMemPool(CUmemLocation *l, CUmemAllocationType type, CUmemoryPool pool)
+{
+	CUresult r = located(l, type);
+
+	return r ? r : cuDeviceSetMemPool(l->id, pool);
 }
