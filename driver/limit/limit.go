@@ -114,3 +114,33 @@ func (l *Limiter) Files(dir string, s state.Share) error {
 	}
 	return account.Create(dir, lim, grant)
 }
+
+// InUse tells whether processes of the share in dir run. What it says comes
+// from locks that the kernel keeps for live processes; an account that cannot
+// be read says no.
+func (l *Limiter) InUse(dir string) bool {
+	u, err := account.Read(dir)
+	return err == nil && len(u.Processes) > 0
+}
+
+// Collect removes installed versions below hostDir whose folders used does
+// not name. A version stays as long as a container may have it mounted.
+func Collect(hostDir string, used func(version string) bool) ([]string, error) {
+	entries, err := os.ReadDir(hostDir)
+	if err != nil {
+		if errors.Is(err, os.ErrNotExist) {
+			return nil, nil
+		}
+		return nil, err
+	}
+	var gone []string
+	var errs []error
+	for _, e := range entries {
+		if used(e.Name()) {
+			continue
+		}
+		gone = append(gone, e.Name())
+		errs = append(errs, os.RemoveAll(filepath.Join(hostDir, e.Name())))
+	}
+	return gone, errors.Join(errs...)
+}

@@ -32,6 +32,8 @@ type Enforcement interface {
 	Files(dir string, s state.Share) error
 	// Libraries are the host's paths of what containers run.
 	Libraries() cdi.Limiter
+	// InUse tells whether processes are known to use the share in dir.
+	InUse(dir string) bool
 }
 
 // files are what a prepared claim has on the host: a folder with a folder a
@@ -113,6 +115,16 @@ func (f *files) make(c state.Claim, boot string) error {
 		return err
 	}
 	return state.WriteFile(filepath.Join(f.claimDir(c.UID), recordName), b, 0o600)
+}
+
+// inUse tells whether processes of a claim are known to run.
+func (f *files) inUse(c state.Claim) bool {
+	for _, s := range c.Shares {
+		if s.Limited && f.enforce != nil && f.enforce.InUse(filepath.Join(f.claimDir(c.UID), deviceName(c.UID, s))) {
+			return true
+		}
+	}
+	return false
 }
 
 // there tells whether all files of a prepared claim exist.

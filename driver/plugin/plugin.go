@@ -133,6 +133,7 @@ func (d *Driver) Run(ctx context.Context) error {
 		return err
 	}
 	d.store.Report = func(f state.Finding) { reportFinding(log, f) }
+	d.removeDeadSockets(ctx)
 	if err := d.recover(ctx); err != nil {
 		return err
 	}
@@ -150,9 +151,9 @@ func (d *Driver) Run(ctx context.Context) error {
 		kubeletplugin.PluginDataDirectoryPath(d.cfg.PluginDir),
 		kubeletplugin.RegistrarDirectoryPath(d.cfg.RegistryDir),
 		kubeletplugin.RollingUpdate(d.cfg.PodUID),
-		// The checkpoint's own lock is narrower than the helper's, which
-		// would also hold calls that wait for the API server.
-		kubeletplugin.Serialize(false),
+		// The helper's lock also covers its metadata files, which it writes
+		// after Prepare and removes after Unprepare. It reads claims before.
+		kubeletplugin.Serialize(true),
 		kubeletplugin.EnableDeviceMetadata(true, []schema.GroupVersion{metadatav1beta1.SchemeGroupVersion}),
 		kubeletplugin.CDIDirectory(d.cfg.CDIDir),
 		kubeletplugin.GRPCInterceptor(d.watchRegistration),

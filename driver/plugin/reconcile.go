@@ -4,16 +4,43 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"os"
+	"path/filepath"
 	"reflect"
 	"time"
 
+	"golang.org/x/sys/unix"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/sluice-gpu/sluice/driver"
 	"github.com/sluice-gpu/sluice/driver/state"
 )
+
+// removeDeadSockets takes away sockets that instances left which were killed.
+// A living one accepts connections; it may be the instance that this one is
+// about to replace.
+func (d *Driver) removeDeadSockets(ctx context.Context) {
+	for _, pattern := range []string{
+		filepath.Join(d.cfg.PluginDir, "dra*.sock"),
+		filepath.Join(d.cfg.RegistryDir, driver.Name+"-*reg.sock"),
+	} {
+		names, _ := filepath.Glob(pattern)
+		for _, name := range names {
+			conn, err := net.DialTimeout("unix", name, time.Second)
+			if err == nil {
+				_ = conn.Close()
+				continue
+			}
+			if errors.Is(err, unix.ECONNREFUSED) {
+				klog.FromContext(ctx).Info("Removed the socket of an instance that was killed", "socket", name, "result", os.Remove(name))
+			}
+		}
+	}
+}
 
 // recover brings files and checkpoint into step after a start: what a process
 // left that died half way, and what a reboot made untrue.
@@ -51,7 +78,8 @@ func (d *Driver) reconcileLoop(ctx context.Context) {
 // not exist, or is not allocated, and was so at the pass before (goneBefore),
 // is released. Once is not enough: the containers of a claim that was deleted
 // by force run on until the kubelet ends them, and the kubelet then calls
-// Unprepare itself. The result is for the next pass.
+// Unprepare itself. A claim whose processes are seen to run is never
+// released. The result is for the next pass.
 func (d *Driver) reconcile(ctx context.Context, goneBefore map[types.UID]state.Claim) (map[types.UID]state.Claim, error) {
 	var prepared map[types.UID]state.Claim
 	if err := d.store.Update(func(cp *state.Checkpoint) error {
@@ -78,6 +106,10 @@ func (d *Driver) reconcile(ctx context.Context, goneBefore map[types.UID]state.C
 			now, still := cp.Claims[uid]
 			// A claim that was prepared anew meanwhile is another one.
 			if !twice || !still || !reflect.DeepEqual(before, c) || !reflect.DeepEqual(now, c) {
+				continue
+			}
+			if d.files.inUse(c) {
+				klog.FromContext(ctx).Info("A claim ended in the API and its processes still run; its share is kept", "claim", klog.KRef(c.Namespace, c.Name), "uid", uid)
 				continue
 			}
 			if err := errors.Join(d.files.remove(uid), d.files.removeMetadata(c)); err != nil {
