@@ -40,6 +40,24 @@ func (s *suite) cdiNames() map[string]bool {
 	return all
 }
 
+// removeSpecsAddedSince removes the spec files of CDI devices that were not
+// there before, as a reboot does with a folder in memory.
+func (s *suite) removeSpecsAddedSince(before map[string]bool) error {
+	cache, err := s.runtimeCache()
+	if err != nil {
+		return err
+	}
+	for name := range s.cdiNames() {
+		if before[name] {
+			continue
+		}
+		if err := os.Remove(cache.GetDevice(name).GetSpec().GetPath()); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
 func (s *suite) nothingNewInCDI(before map[string]bool, asked string) error {
 	now := s.cdiNames()
 	maps.DeleteFunc(now, func(name string, _ bool) bool { return before[name] })
@@ -141,7 +159,7 @@ func startable(spec *oci.Spec) error {
 		}
 	}
 	if h := spec.Hooks; h != nil {
-		//nolint:staticcheck // prestart hooks are deprecated and still run
+		//lint:ignore SA1019 prestart hooks are deprecated, and runtimes still run them
 		for _, hook := range slices.Concat(h.Prestart, h.CreateRuntime, h.CreateContainer, h.StartContainer, h.Poststart, h.Poststop) {
 			info, err := os.Stat(hook.Path)
 			switch {

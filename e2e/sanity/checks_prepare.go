@@ -1,6 +1,8 @@
 package sanity
 
 import (
+	"errors"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -46,6 +48,13 @@ var prepareChecks = []Check{
 		Contract: "A claim outlives its pods. After the last one was unprepared the next can have it prepared anew.",
 		Source:   srcKEP,
 		run:      worksAfterUnprepare,
+	},
+	{
+		Name:     "prepare/admin-access-beside-the-holder",
+		Contract: "A request with admin access gets its device whether or not another claim has it, and takes nothing from that one.",
+		Source:   "KEP-5018 (admin access)",
+		Level:    Should,
+		run:      adminAccessBesideTheHolder,
 	},
 	{
 		Name:     "prepare/ignores-parameters-for-others",
@@ -243,4 +252,42 @@ func ignoresParametersForOthers(c *scope) error {
 	}
 	_, err = c.prepare(claim)
 	return err
+}
+
+func adminAccessBesideTheHolder(c *scope) error {
+	all, err := c.usable()
+	if err != nil {
+		return err
+	}
+	// The allocator wants to see room on a shareable device for admin access
+	// too, though it is not taken; so the monitoring claim comes first.
+	monitoring, err := c.claim(request{device: all[0].device, admin: true})
+	if errors.Is(err, errNoRoom) {
+		return doesNotApply("the scheduler gives no admin access to %s", all[0].device)
+	}
+	if err != nil {
+		return err
+	}
+	holder, err := c.claim(all[0])
+	if err != nil {
+		return err
+	}
+	held, err := c.prepareOne(holder)
+	if err != nil {
+		return err
+	}
+	a, err := c.prepareOne(monitoring)
+	if err != nil {
+		return fmt.Errorf("(with admin access)\n%w", err)
+	}
+	if err := c.injectable(monitoring, a); err != nil {
+		return err
+	}
+	if err := c.unprepare(monitoring); err != nil {
+		return err
+	}
+	if err := c.injectable(holder, held); err != nil {
+		return fmt.Errorf("(after the claim with admin access was unprepared)\n%w", err)
+	}
+	return nil
 }

@@ -30,8 +30,8 @@ var refusalChecks = []Check{
 	},
 	{
 		Name:     "refuses/devices-of-another-node",
-		Contract: "The devices of an allocation are found by pool and name. To prepare devices of a pool that is not the node's is an error, even if the node has devices of the same names.",
-		Source:   srcHelper + ".PrepareResourceClaims",
+		Contract: "The devices of an allocation are found by pool and name. To prepare devices of a pool that is not the node's is an error, even if the node has devices of the same names. A pod with spec.nodeName brings such a claim past the scheduler, and the kubelet does not look.",
+		Source:   srcAPI + ", DeviceRequestAllocationResult",
 		run:      refuses(foreignClaim),
 	},
 	{

@@ -30,6 +30,14 @@ var restartChecks = []Check{
 		run:      unpreparesOfAnEarlierInstance,
 	},
 	{
+		Name:     "restart/makes-lost-cdi-specs-anew",
+		Contract: "The runtime's CDI folder is usually on tmpfs and empty after a reboot of the node, while the driver's own state is not. A claim that is prepared then has its CDI devices.",
+		Source:   srcCDI + "; public reports against DRA drivers",
+		Level:    Should,
+		Restarts: true,
+		run:      makesLostSpecsAnew,
+	},
+	{
 		Name:     "restart/killed-during-prepare",
 		Contract: "A driver that is killed in the middle of NodePrepareResources is asked again for the same claims. Then they are prepared, and after NodeUnprepareResources nothing of either attempt is left.",
 		Source:   srcHelper + ".PrepareResourceClaims",
@@ -57,6 +65,13 @@ var restartChecks = []Check{
 		Source:   srcHelper + ".UnprepareResourceClaims",
 		Restarts: true,
 		run:      claimGoneWhileDown,
+	},
+	{
+		Name:     "restart/two-instances-overlap",
+		Contract: "In a rolling update the new instance serves before the old one ends. It knows what the old one prepared, and the end of the old one takes away neither its sockets nor the slices.",
+		Source:   "k8s.io/dynamic-resource-allocation/kubeletplugin, RollingUpdate",
+		Restarts: true,
+		run:      twoInstancesOverlap,
 	},
 	{
 		Name:     "restart/cleans-up-by-itself",
@@ -137,6 +152,108 @@ func unpreparesOfAnEarlierInstance(c *scope) error {
 		return err
 	}
 	return c.nothingNewInCDI(before, "CDI devices after NodePrepareResources, a crash of the driver, its start, and NodeUnprepareResources")
+}
+
+func makesLostSpecsAnew(c *scope) error {
+	claims, err := c.claimsForRestart()
+	if err != nil {
+		return err
+	}
+	before := c.cdiNames()
+	first, err := c.prepare(claims...)
+	if err != nil {
+		return err
+	}
+	err = c.restart(c.ctx, func() error {
+		c.proc.kill()
+		return c.removeSpecsAddedSince(before)
+	})
+	if err != nil {
+		return err
+	}
+	again, err := c.prepare(claims...)
+	if err != nil {
+		return err
+	}
+	for claim := range first {
+		if err := c.injectable(claim, again[claim]); err != nil {
+			return fmt.Errorf("(after a reboot, in which the CDI specs were lost, and NodePrepareResources)\n%w", err)
+		}
+	}
+	if err := c.unprepare(claims...); err != nil {
+		return err
+	}
+	return c.nothingNewInCDI(before, "CDI devices after NodePrepareResources, a reboot, the same again, and NodeUnprepareResources")
+}
+
+func twoInstancesOverlap(c *scope) error {
+	if !c.d.Overlap {
+		return doesNotApply("the suite was not told that two instances may overlap (Driver.Overlap, --overlap)")
+	}
+	claims, err := c.claimsForRestart()
+	if err != nil {
+		return err
+	}
+	before, err := c.published(c.ctx)
+	if err != nil {
+		return err
+	}
+	specs := c.cdiNames()
+	first, err := c.prepare(claims...)
+	if err != nil {
+		return err
+	}
+	old, oldSocket := c.proc, c.plugin.socket
+	defer old.kill()
+	c.proc = c.newProcess()
+	if err := c.proc.start(); err != nil {
+		return err
+	}
+	asked := "a second instance, with another POD_UID, to register while the first one serves"
+	err = eventually(c.ctx, c.d.Patience, func() error {
+		c.disconnect()
+		p, err := find(c.ctx, c.d)
+		if err != nil {
+			return err
+		}
+		c.plugin = p
+		if p.socket == oldSocket {
+			return fmt.Errorf("the newest registration socket is still %s", oldSocket)
+		}
+		return nil
+	})
+	if err != nil {
+		return violated(asked, "%v", err)
+	}
+	if err := c.sameAnswers(first, "NodePrepareResources, at a second instance, of "); err != nil {
+		return err
+	}
+	if err := old.stop(c.d.Patience); err != nil {
+		return err
+	}
+	pause(c.ctx, time.Second) // what the old one removes it has removed by now
+	if err := c.proc.ended(); err != nil {
+		return violated("the second instance to go on when the first one has ended", "%v", err)
+	}
+	for _, socket := range []string{c.plugin.socket, c.plugin.info.Endpoint} {
+		if err := isSocket(socket); err != nil {
+			return violated("the second instance's socket "+socket+" after the first one has ended", "%v", err)
+		}
+	}
+	if err := c.sameAnswers(first, "NodePrepareResources, at the second instance after the first one has ended, of "); err != nil {
+		return err
+	}
+	after, err := c.published(c.ctx)
+	if err != nil {
+		return err
+	}
+	if versions(before) != versions(after) {
+		return violated("the slices before a second instance was started and after the first one has ended", "before %s\nafter  %s", versions(before), versions(after))
+	}
+	if err := c.unprepare(claims...); err != nil {
+		return err
+	}
+	return c.nothingNewInCDI(specs, "CDI devices after the first instance prepared claims and the second one unprepared them")
 }
 
 func killedDuringPrepare(c *scope) error {

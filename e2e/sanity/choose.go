@@ -53,7 +53,7 @@ func (c *scope) shareableDevice() (request, error) {
 			continue
 		}
 		if share, err := r.device.smallShare(); err == nil {
-			return request{r.device, share}, nil
+			return request{device: r.device, share: share}, nil
 		}
 	}
 	return request{}, doesNotApply("no usable device can be shared (allowMultipleAllocations)")

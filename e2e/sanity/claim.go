@@ -26,6 +26,8 @@ type request struct {
 	device device
 	// share is the part; nil: what the driver gives to a request without sizes.
 	share map[resourceapi.QualifiedName]resource.Quantity
+	// admin asks for access beside whoever has the device.
+	admin bool
 }
 
 // errNoRoom says that the scheduler would not allocate the devices now: they
@@ -44,6 +46,9 @@ func (c *scope) newClaim(requests []request, config ...resourceapi.DeviceClaimCo
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{GenerateName: "claim-", Namespace: c.namespace}}
 	for i, r := range requests {
 		exactly := &resourceapi.ExactDeviceRequest{DeviceClassName: c.class.Name}
+		if r.admin {
+			exactly.AdminAccess = ptr.To(true)
+		}
 		if r.share != nil {
 			exactly.Capacity = &resourceapi.CapacityRequirements{Requests: r.share}
 		}

@@ -64,6 +64,9 @@ const (
 	leavesALockWhenKilled           fault = "leaves a lock when killed"
 	namesDevicesByProcess           fault = "names devices by process"
 	rewritesAtStart                 fault = "rewrites at start"
+	hasOneSocketForAllInstances     fault = "has one socket for all instances"
+	trustsItsState                  fault = "trusts its state"
+	knowsNoAdminAccess              fault = "knows no admin access"
 	neverReconciles                 fault = "never reconciles"
 )
 
@@ -93,7 +96,7 @@ func reference(t *testing.T, f fault) sanity.Driver {
 		Name: name, NodeName: d.Node, API: apiServer(t).Config(),
 		RegistryDir: filepath.Join(dir, "reg"), CDIDirs: []string{filepath.Join(dir, "cdi")},
 		Command: []string{self}, Env: []string{referenceEnv + "=" + string(text)}, Output: os.Stderr,
-		Quiet: time.Second, Reconcile: 2 * time.Second,
+		Quiet: time.Second, Reconcile: 2 * time.Second, Overlap: true,
 	}
 }
 
@@ -169,6 +172,9 @@ func TestEachFaultIsFoundByItsCheck(t *testing.T) {
 		{namesDevicesByProcess, "restart/publishes-the-same-devices", "before:"},
 		{rewritesAtStart, "restart/does-not-rewrite-slices", "generation 2"},
 		{unpreparesByReading, "restart/claim-gone-while-it-was-down", "not found"},
+		{knowsNoAdminAccess, "prepare/admin-access-beside-the-holder", "not supported"},
+		{trustsItsState, "restart/makes-lost-cdi-specs-anew", "not found"},
+		{hasOneSocketForAllInstances, "restart/two-instances-overlap", "still"},
 		{neverReconciles, "restart/cleans-up-by-itself", "still there"},
 	}
 	broken := map[string]bool{}
@@ -178,7 +184,7 @@ func TestEachFaultIsFoundByItsCheck(t *testing.T) {
 			t.Parallel()
 			d := reference(t, c.fault)
 			d.Only = []string{c.check}
-			if c.fault == publishesHalfAPool || c.fault == publishesOnce {
+			if c.fault == publishesHalfAPool || c.fault == publishesOnce || c.fault == hasOneSocketForAllInstances {
 				d.Patience = 3 * time.Second // all of it is waited for
 			}
 			var got []sanity.Result

@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"syscall"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/uuid"
 )
 
 // process is a driver that the suite starts and ends.
@@ -15,6 +17,8 @@ type process struct {
 	argv   []string
 	env    []string
 	output io.Writer
+	// podUIDs gives each start a POD_UID of its own.
+	podUIDs bool
 
 	cmd  *exec.Cmd
 	done chan struct{} // closed when cmd has ended
@@ -24,6 +28,9 @@ type process struct {
 func (p *process) start() error {
 	cmd := exec.Command(p.argv[0], p.argv[1:]...)
 	cmd.Env = append(os.Environ(), p.env...)
+	if p.podUIDs {
+		cmd.Env = append(cmd.Env, "POD_UID="+string(uuid.NewUUID()))
+	}
 	cmd.Stdout, cmd.Stderr = p.output, p.output
 	// A group of its own, so that a shell in between is ended with the driver;
 	// and no driver outlives a suite that is killed.

@@ -97,12 +97,12 @@ func (d *referenceDriver) run(ctx context.Context) error {
 		drav1beta1.RegisterDRAPluginServer(dra, &olderService{driver: d})
 	}
 	healthv1.RegisterDRAResourceHealthServer(dra, &healthService{driver: d})
-	if err := d.serve(dra, d.path("dra.sock")); err != nil {
+	if err := d.serve(dra, d.path(d.socket("dra"))); err != nil {
 		return err
 	}
 	registration := grpc.NewServer()
 	registerapi.RegisterRegistrationServer(registration, &registrationService{driver: d, server: registration})
-	if err := d.serve(registration, d.path("reg/reg.sock")); err != nil {
+	if err := d.serve(registration, d.path("reg/"+d.socket("reg"))); err != nil {
 		return err
 	}
 	for ctx.Err() == nil {
@@ -119,7 +119,17 @@ func (d *referenceDriver) run(ctx context.Context) error {
 	if d.has(cleansAtStop) {
 		d.removeSpecs()
 	}
+	registration.Stop()
+	dra.Stop()
 	return nil
+}
+
+// socket is a name that no other instance has.
+func (d *referenceDriver) socket(kind string) string {
+	if d.has(hasOneSocketForAllInstances) {
+		return kind + ".sock"
+	}
+	return kind + "-" + os.Getenv("POD_UID")[:8] + ".sock"
 }
 
 func (d *referenceDriver) serve(s *grpc.Server, socket string) error {
@@ -268,7 +278,7 @@ type registrationService struct {
 
 func (r *registrationService) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
 	info := &registerapi.PluginInfo{
-		Type: registerapi.DRAPlugin, Name: r.driver.Name, Endpoint: r.driver.path("dra.sock"),
+		Type: registerapi.DRAPlugin, Name: r.driver.Name, Endpoint: r.driver.path(r.driver.socket("dra")),
 		SupportedVersions: []string{drapb.DRAPluginService, drav1beta1.DRAPluginService, healthv1.DRAResourceHealthService},
 	}
 	if r.driver.has(registersAsDevicePlugin) {
@@ -392,7 +402,10 @@ func (d *referenceDriver) prepareOne(ctx context.Context, c *drapb.Claim) ([]*dr
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if p, ok := d.prepared[c.Uid]; ok && !d.has(makesNewIDsEachTime) {
-		return p.Devices, nil
+		if d.has(trustsItsState) {
+			return p.Devices, nil
+		}
+		return p.Devices, d.writeSpec(c.Uid, p.Devices)
 	}
 	if d.has(leavesALockWhenKilled) {
 		lock := d.path("lock-" + c.Uid)
@@ -482,6 +495,9 @@ func (d *referenceDriver) devicesFor(claim *resourceapi.ResourceClaim) ([]*drapb
 		if !known && !d.has(takesMissingDevices) {
 			return nil, fmt.Errorf("no device %s", r.Device)
 		}
+		if ptr.Deref(r.AdminAccess, false) && d.has(knowsNoAdminAccess) {
+			return nil, errors.New("admin access is not supported")
+		}
 		if holder := d.holder(r, string(claim.UID)); holder != "" && !d.has(givesHeldDevices) {
 			return nil, fmt.Errorf("device %s is held by claim %s", r.Device, holder)
 		}
@@ -524,7 +540,7 @@ func (d *referenceDriver) cdiClass() string { return strings.ReplaceAll(d.Name, 
 func (d *referenceDriver) holder(r resourceapi.DeviceRequestAllocationResult, but string) string {
 	for uid, p := range d.prepared {
 		for _, dev := range p.Devices {
-			if dev.DeviceName == r.Device && r.ShareID == nil && uid != but {
+			if dev.DeviceName == r.Device && r.ShareID == nil && uid != but && !ptr.Deref(r.AdminAccess, false) {
 				return p.Name
 			}
 		}

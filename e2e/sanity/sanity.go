@@ -56,6 +56,9 @@ type Driver struct {
 	Command []string
 	// Env is added to the command's environment.
 	Env []string
+	// Overlap tells that a second instance may be started while one runs. Each
+	// start then finds a UID of its own in the variable POD_UID.
+	Overlap bool
 	// Output receives what the command prints. Nil: nobody.
 	Output io.Writer
 

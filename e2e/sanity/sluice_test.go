@@ -100,7 +100,7 @@ func sluice(t *testing.T, node string, binaries string) sanity.Driver {
 		Env: hardware.Env(), Output: log,
 		// The monitor device is for claims with admin access only.
 		Selectors: []string{`device.attributes["gpu.sluice.dev"].type == "gpu"`},
-		Reconcile: 20 * time.Second,
+		Reconcile: 20 * time.Second, Overlap: true,
 	}
 }
 

@@ -45,7 +45,7 @@ func newSuite(ctx context.Context, d Driver) (_ *suite, err error) {
 		return nil, fmt.Errorf("objects of the suite: %w", err)
 	}
 	if len(d.Command) > 0 {
-		s.proc = &process{argv: d.Command, env: d.Env, output: d.Output}
+		s.proc = s.newProcess()
 		if err := s.proc.start(); err != nil {
 			return nil, err
 		}
@@ -67,7 +67,9 @@ func (s *suite) makeObjects(ctx context.Context) error {
 	}
 	s.node = node
 	namespaces := s.client.CoreV1().Namespaces()
-	ns, err := namespaces.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "sanity-"}}, metav1.CreateOptions{})
+	ns, err := namespaces.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
+		GenerateName: "sanity-", Labels: map[string]string{resourceapi.DRAAdminNamespaceLabelKey: "true"},
+	}}, metav1.CreateOptions{})
 	if err != nil {
 		return err
 	}
@@ -87,6 +89,11 @@ func (s *suite) makeObjects(ctx context.Context) error {
 	}
 	s.undo(func(ctx context.Context) error { return classes.Delete(ctx, s.class.Name, metav1.DeleteOptions{}) })
 	return nil
+}
+
+// newProcess is a further instance of the driver, not started yet.
+func (s *suite) newProcess() *process {
+	return &process{argv: s.d.Command, env: s.d.Env, output: s.d.Output, podUIDs: s.d.Overlap}
 }
 
 func (s *suite) undo(f func(context.Context) error) { s.made = append(s.made, f) }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -43,6 +44,7 @@ for it. The command is given to sh and finds in its environment
   REGISTRY_DIR        stands for /var/lib/kubelet/plugins_registry
   PLUGINS_DIR         stands for /var/lib/kubelet/plugins
   CDI_DIR             stands for /var/run/cdi
+  POD_UID             with --overlap: another one at each start
 It must not end before the driver ends; "exec" sees to that.
 
 Without --kubeconfig it runs etcd and a kube-apiserver on loopback.`,
@@ -80,6 +82,7 @@ Without --kubeconfig it runs etcd and a kube-apiserver on loopback.`,
 	f.DurationVar(&d.Patience, "patience", 0, "how long the driver may take to publish, register and stop (default 1m)")
 	f.DurationVar(&d.Quiet, "quiet", 0, "how long slices are watched for needless writes (default 30s)")
 	f.DurationVar(&d.Reconcile, "reconcile", 0, "how long the driver may take to clean up by itself after a vanished claim; 0: not checked")
+	f.BoolVar(&d.Overlap, "overlap", false, "the driver supports rolling updates: a second instance may be started while one runs, with another POD_UID in its environment")
 	f.BoolVar(&o.list, "list", false, "list the checks and end")
 	return cmd
 }
@@ -93,6 +96,9 @@ func run(ctx context.Context, o options, out io.Writer) error {
 		d.Parameters = json.RawMessage(o.parameters)
 	}
 	if o.kubeconfig == "" {
+		if o.startCommand == "" {
+			return errors.New("set --kubeconfig to the API server of the driver that runs, or --start-command so that one is started")
+		}
 		server, err := apiserver.Start(ctx, o.bin)
 		if err != nil {
 			return err
