@@ -36,7 +36,7 @@ $cc $cflags -I"$src/include" -DSLUICE_REAL_CUDA="\"$real\"" -DSLUICE_SHARES="\"$
     "$src"/src/lock.c "$src"/src/ledger.c "$src"/src/map.c "$src"/src/say.c "$src"/src/files.c \
     "$src"/src/real.c "$src"/src/process.c "$src"/src/card.c "$src"/src/claim.c \
     "$src"/src/cuda_start.c "$src"/src/cuda_context.c "$src"/src/cuda_memory.c "$src"/src/cuda_pool.c \
-    "$src"/src/cuda_vmm.c \
+    "$src"/src/cuda_vmm.c "$src"/src/cuda_array.c "$src"/src/cuda_graph.c \
     -Wl,--no-as-needed "$tmp/real.so" -Wl,--as-needed
 
 # Into place by name, so that a reader never sees half a file.

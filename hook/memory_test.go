@@ -42,6 +42,9 @@ var families = []family{
 	{name: "managed", charged: 100 * mi},
 	{name: "pitch", charged: 100 * mi / 1000 * 1024}, // rows of 1000 bytes take 1024
 	{name: "vmm", charged: 100 * mi},
+	{name: "array", charged: 100 * mi},
+	{name: "array3d", charged: 100 * mi},
+	{name: "mipmap", charged: 100 * mi},
 	{name: "async", charged: 128 * mi}, // the driver's pool grows in steps of 32 MiB
 	{name: "async", charged: 128 * mi, free: "free-async"},
 	{name: "pool", charged: 128 * mi, arg: " 0"},
@@ -235,6 +238,60 @@ func TestAPoolGivesBackWhatItKeepsBeforeAnythingIsRefused(t *testing.T) {
 	}
 	p.want("free 2", "0")
 	p.want("info", "0 free 1024Mi+0 total 1024Mi")
+	p.end()
+}
+
+// TestMemoryOfGraphsIsChargedWhenTheyRun: built by hand or captured; refused
+// when it does not fit, kept for the next launch, given back by a trim.
+func TestMemoryOfGraphsIsChargedWhenTheyRun(t *testing.T) {
+	for _, kind := range []string{"graph", "captured"} {
+		n := newNode(t, 1, 80*gi, 0)
+		n.share("a", 0, gi, 0)
+		p := n.start(n.container("a", []int{0}, "a"), "proc", "13000", "0")
+		memory := func(want uint64) {
+			t.Helper()
+			if u := n.usage("a"); u.Memory != want*mi {
+				t.Errorf("%s: charged %d MiB, want %d", kind, u.Memory/mi, want)
+			}
+		}
+		p.want("init", "0")
+		p.want("retain 0", "0")
+		p.want("alloc "+kind+" 2Gi", "0 #0") // a plan takes nothing
+		p.want("alloc "+kind+" 100Mi", "0 #1")
+		memory(0)
+		p.want("launch 0", "2")
+		memory(0)
+		for range 3 {
+			p.want("launch 1", "0")
+			memory(100) // the driver keeps it
+		}
+		p.want("alloc linear 924Mi", "0 #2")
+		p.want("launch 1", "0")
+		p.want("free 2", "0")
+		p.want("alloc linear 1Gi", "0 #3") // what the graph leaves idle is taken back first
+		memory(1024)
+		p.want("launch 1", "2")
+		p.want("free 3", "0")
+		p.want("launch 1", "0")
+		p.want("graph-trim 0", "0")
+		memory(0)
+		p.want("free 1", "0")
+		p.want("free 0", "0")
+		p.end()
+	}
+}
+
+// TestArraysWithoutMemoryAreNotCharged: what is mapped into them is, where it
+// is made.
+func TestArraysWithoutMemoryAreNotCharged(t *testing.T) {
+	n := newNode(t, 1, 80*gi, 0)
+	n.share("a", 0, gi, 0)
+	p := n.start(n.container("a", []int{0}, "a"))
+	p.want("init", "0")
+	p.want("retain 0", "0")
+	p.want("alloc sparse 4Gi", "0 #0")
+	p.want("info", "0 free 1024Mi+0 total 1024Mi")
+	p.want("free 0", "0")
 	p.end()
 }
 

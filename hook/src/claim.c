@@ -56,7 +56,7 @@ void claim_abort(struct claim *c)
         card_return(c->card, c->units);
 }
 
-CUresult claim_end(struct claim *c, CUresult r, CUdeviceptr ptr)
+CUresult claim_end_with(struct claim *c, CUresult r, uint64_t key, CUresult (*free_it)(uint64_t))
 {
     if (!c->card)
         return r;
@@ -65,7 +65,7 @@ CUresult claim_end(struct claim *c, CUresult r, CUdeviceptr ptr)
         return r;
     }
     struct entry e = {
-        .key = ptr,
+        .key = key,
         .units = c->units,
         .tag = (uintptr_t)c->context,
         .card = (uint32_t)(c->card - process->card),
@@ -73,7 +73,17 @@ CUresult claim_end(struct claim *c, CUresult r, CUdeviceptr ptr)
     };
     if (map_put(&process->pointers, &e))
         return CUDA_SUCCESS;
-    REAL(cuMemFree_v2)(ptr);
+    free_it(key);
     claim_abort(c);
     return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult free_linear(uint64_t ptr)
+{
+    return REAL(cuMemFree_v2)(ptr);
+}
+
+CUresult claim_end(struct claim *c, CUresult r, CUdeviceptr ptr)
+{
+    return claim_end_with(c, r, ptr, free_linear);
 }

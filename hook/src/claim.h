@@ -15,7 +15,7 @@
 
 /* entry.kind of process->pointers */
 enum kind {
-    KIND_LINEAR, /* tag: the context */
+    KIND_LINEAR, /* and arrays; tag: the context */
     KIND_POOLED, /* tag: the pool, which is charged, not the pointer */
     KIND_ORPHAN, /* its pool was destroyed: charged by itself, no tag */
 };
@@ -38,6 +38,11 @@ bool claim_correct(struct claim *c, uint64_t bytes);
 /* r is the driver's answer. On success the pointer is entered; if there is no
  * memory for the entry, it is freed again. */
 CUresult claim_end(struct claim *c, CUresult r, CUdeviceptr ptr);
+
+/* The same for what another function frees. */
+CUresult claim_end_with(struct claim *c, CUresult r, uint64_t key, CUresult (*free_it)(uint64_t));
+
+/* Gives the charge back. */
 void claim_abort(struct claim *c);
 
 #endif

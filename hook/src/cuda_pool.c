@@ -68,6 +68,10 @@ static void settle_all(struct card *c, bool trim)
 {
     struct list l = {.card = (uint32_t)(c - process->card)};
     uint64_t reserved;
+    if (c->has_graphs)
+        graphs_settle(c, trim);
+    if (!c->has_pools)
+        return;
     map_sweep(&process->pools, list_pool, &l);
     for (unsigned i = 0; i < l.n; i++) {
         if (trim)
@@ -76,9 +80,14 @@ static void settle_all(struct card *c, bool trim)
     }
 }
 
+static bool has_any(const struct card *c)
+{
+    return __atomic_load_n(&c->has_pools, __ATOMIC_RELAXED) || __atomic_load_n(&c->has_graphs, __ATOMIC_RELAXED);
+}
+
 void pools_settle(struct card *c)
 {
-    if (!__atomic_load_n(&c->has_pools, __ATOMIC_RELAXED))
+    if (!has_any(c))
         return;
     lock_take(&c->pools);
     settle_all(c, false);
@@ -87,7 +96,7 @@ void pools_settle(struct card *c)
 
 bool pools_trim(struct card *c)
 {
-    if (!__atomic_load_n(&c->has_pools, __ATOMIC_RELAXED))
+    if (!has_any(c))
         return false;
     lock_take(&c->pools);
     settle_all(c, true);
@@ -119,12 +128,12 @@ struct order {
 typedef CUresult (*take_fn)(const struct order *);
 
 /* The driver names no default stream by 0 in the per-thread variants. */
-static CUstream named(CUstream stream, bool per_thread)
+CUstream stream_named(CUstream stream, bool per_thread)
 {
     return stream ? stream : per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
 }
 
-static bool capturing(CUstream stream)
+bool stream_capturing(CUstream stream)
 {
     int status = CU_STREAM_CAPTURE_STATUS_NONE;
     if (stream == CU_STREAM_LEGACY) /* cannot be captured, and dislikes the question */
@@ -210,8 +219,8 @@ static CUresult allocate(struct order *o, bool per_thread, take_fn take)
     CUresult r = process_enter();
     if (r && r != CUDA_ERROR_NOT_INITIALIZED)
         return r;
-    o->named = named(o->stream, per_thread);
-    if (r || !o->ptr || !o->bytes || capturing(o->named))
+    o->named = stream_named(o->stream, per_thread);
+    if (r || !o->ptr || !o->bytes || stream_capturing(o->named))
         return take(o);
     if (o->pool && map_get(&process->pools, (uintptr_t)o->pool, &e))
         c = &process->card[e.card];
@@ -279,7 +288,7 @@ static CUresult release(CUdeviceptr ptr, CUstream stream, bool per_thread, CUres
     CUresult r = process_enter();
     if (r && r != CUDA_ERROR_NOT_INITIALIZED)
         return r;
-    if (r || capturing(named(stream, per_thread)) || !map_take(&process->pointers, ptr, &e))
+    if (r || stream_capturing(stream_named(stream, per_thread)) || !map_take(&process->pointers, ptr, &e))
         return free_it(ptr, stream);
     if ((r = free_it(ptr, stream)))
         map_put(&process->pointers, &e);

@@ -65,14 +65,16 @@ static void *by_rule(const char *symbol, int version, uint64_t flags)
  * ours passes. */
 static CUresult wrap(const char *symbol, void **pfn, int version, uint64_t flags)
 {
-    void *wrapper = 0;
+    void *wrapper = 0, *alias = 0;
     bool ours = false;
     for (int i = 0; i < VARIANTS && !wrapper; i++) {
         bool same_name = !strcmp(variants[i].asked, symbol);
         ours |= same_name;
-        if (*pfn == real_function(variants[i].real) && same_name)
-            wrapper = variants[i].wrapper;
+        if (*pfn == real_function(variants[i].real))
+            *(same_name ? &wrapper : &alias) = variants[i].wrapper;
     }
+    if (!wrapper) /* one function under a second name */
+        wrapper = alias;
     if (ours && !wrapper)
         wrapper = by_rule(symbol, version, flags);
     if (wrapper)

@@ -45,8 +45,10 @@ struct card {
     uint64_t primary_units;   /* charged for it */
     uint64_t next_collection; /* ns; reports look for dead processes then */
 
-    struct lock pools;   /* one change of a pool's charge at a time */
-    uint32_t has_pools;  /* ever */
+    struct lock pools;    /* one change of a pool's or the graphs' charge at a time */
+    uint32_t has_pools;   /* ever */
+    uint32_t has_graphs;  /* ever, that take memory */
+    uint64_t graph_units; /* charged for what graphs have reserved */
 };
 
 struct process {
@@ -61,6 +63,7 @@ struct process {
     struct map handles;  /* of virtual memory */
     struct map mappings; /* by first address */
     struct map pools;    /* tag: 0, or 1 for one in host memory */
+    struct map execs;    /* instantiated graphs that take memory */
     struct lock chunks;  /* guards what handles and mappings point to */
 };
 

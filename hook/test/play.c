@@ -49,6 +49,24 @@
     F(cuMemAddressReserve, cuMemAddressReserve, (CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long)) \
     F(cuMemMap, cuMemMap, (CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long))    \
     F(cuMemUnmap, cuMemUnmap, (CUdeviceptr, size_t))                                                          \
+    F(cuArrayCreate_v2, cuArrayCreate, (CUarray *, const CUDA_ARRAY_DESCRIPTOR *))                            \
+    F(cuArray3DCreate_v2, cuArray3DCreate, (CUarray *, const CUDA_ARRAY3D_DESCRIPTOR *))                      \
+    F(cuArrayDestroy, cuArrayDestroy, (CUarray))                                                              \
+    F(cuMipmappedArrayCreate, cuMipmappedArrayCreate,                                                         \
+      (CUmipmappedArray *, const CUDA_ARRAY3D_DESCRIPTOR *, unsigned))                                        \
+    F(cuMipmappedArrayDestroy, cuMipmappedArrayDestroy, (CUmipmappedArray))                                   \
+    F(cuGraphCreate, cuGraphCreate, (CUgraph *, unsigned))                                                    \
+    F(cuGraphAddMemAllocNode, cuGraphAddMemAllocNode,                                                         \
+      (CUgraphNode *, CUgraph, const CUgraphNode *, size_t, CUDA_MEM_ALLOC_NODE_PARAMS *))                    \
+    F(cuGraphAddMemFreeNode, cuGraphAddMemFreeNode,                                                           \
+      (CUgraphNode *, CUgraph, const CUgraphNode *, size_t, CUdeviceptr))                                     \
+    F(cuGraphInstantiateWithFlags, cuGraphInstantiateWithFlags, (CUgraphExec *, CUgraph, unsigned long long)) \
+    F(cuGraphLaunch, cuGraphLaunch, (CUgraphExec, CUstream))                                                  \
+    F(cuGraphExecDestroy, cuGraphExecDestroy, (CUgraphExec))                                                  \
+    F(cuDeviceGraphMemTrim, cuDeviceGraphMemTrim, (CUdevice))                                                 \
+    F(cuStreamCreate, cuStreamCreate, (CUstream *, unsigned))                                                 \
+    F(cuStreamBeginCapture_v2, cuStreamBeginCapture, (CUstream, int))                                         \
+    F(cuStreamEndCapture, cuStreamEndCapture, (CUstream, CUgraph *))                                          \
     F(cuMemRetainAllocationHandle, cuMemRetainAllocationHandle, (CUmemGenericAllocationHandle *, void *))
 
 #define F(name, asked, params) static CUresult(*p_##name) params;
@@ -114,7 +132,8 @@ static struct thing {
     CUdeviceptr ptr;
     size_t bytes;
     CUmemGenericAllocationHandle handle;
-    CUmemoryPool pool;
+    CUarray array;
+    CUgraphExec exec;
 } things[200000];
 static int n_things;
 static CUcontext contexts[64];
@@ -135,10 +154,45 @@ static size_t size(const char *s)
     return n;
 }
 
+/* A graph that allocates and frees. */
+static CUresult graph(struct thing *t, size_t bytes, int card)
+{
+    CUDA_MEM_ALLOC_NODE_PARAMS params = {
+        .poolProps = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, card}},
+        .bytesize = bytes,
+    };
+    CUgraph g;
+    CUgraphNode take, give;
+    CUresult r = p_cuGraphCreate(&g, 0);
+    if (!r)
+        r = p_cuGraphAddMemAllocNode(&take, g, 0, 0, &params);
+    if (!r)
+        r = p_cuGraphAddMemFreeNode(&give, g, &take, 1, params.dptr);
+    return r ? r : p_cuGraphInstantiateWithFlags(&t->exec, g, 0);
+}
+
+/* The same, captured from a stream. */
+static CUresult captured(struct thing *t, size_t bytes)
+{
+    CUstream s;
+    CUgraph g;
+    CUresult r = p_cuStreamCreate(&s, 1);
+    if (!r)
+        r = p_cuStreamBeginCapture_v2(s, 0);
+    if (!r)
+        r = p_cuMemAllocAsync(&t->ptr, bytes, s);
+    if (!r)
+        r = p_cuMemFreeAsync(t->ptr, s);
+    if (!r)
+        r = p_cuStreamEndCapture(s, &g);
+    return r ? r : p_cuGraphInstantiateWithFlags(&t->exec, g, 0);
+}
+
 static CUresult allocate(struct thing *t, const char *family, size_t bytes, int arg)
 {
     CUmemAllocationProp prop = {.type = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, arg}};
     size_t pitch;
+    memset(t, 0, sizeof *t);
     snprintf(t->family, sizeof t->family, "%s", family);
     t->bytes = bytes;
     if (!strcmp(family, "linear"))
@@ -153,6 +207,20 @@ static CUresult allocate(struct thing *t, const char *family, size_t bytes, int 
         return p_cuMemAllocFromPoolAsync(&t->ptr, bytes, pools[arg], 0);
     if (!strcmp(family, "vmm"))
         return p_cuMemCreate(&t->handle, bytes, &prop, 0);
+    if (!strcmp(family, "array")) /* rows of 16 KiB */
+        return p_cuArrayCreate_v2(&t->array, &(CUDA_ARRAY_DESCRIPTOR){4096, bytes >> 14, 0x20, 1});
+    if (!strcmp(family, "array3d"))
+        return p_cuArray3DCreate_v2(&t->array, &(CUDA_ARRAY3D_DESCRIPTOR){1024, 256, bytes >> 20, 0x20, 1, 0});
+    if (!strcmp(family, "sparse"))
+        return p_cuArray3DCreate_v2(&t->array,
+                                    &(CUDA_ARRAY3D_DESCRIPTOR){1024, 256, bytes >> 20, 0x20, 1, CUDA_ARRAY3D_SPARSE});
+    if (!strcmp(family, "mipmap"))
+        return p_cuMipmappedArrayCreate((CUmipmappedArray *)&t->array,
+                                        &(CUDA_ARRAY3D_DESCRIPTOR){4096, bytes >> 14, 0, 0x20, 1, 0}, 1);
+    if (!strcmp(family, "graph"))
+        return graph(t, bytes, arg);
+    if (!strcmp(family, "captured"))
+        return captured(t, bytes);
     return -1;
 }
 
@@ -160,6 +228,12 @@ static CUresult release(struct thing *t, int async)
 {
     if (!strcmp(t->family, "vmm"))
         return p_cuMemRelease(t->handle);
+    if (!strcmp(t->family, "mipmap"))
+        return p_cuMipmappedArrayDestroy((CUmipmappedArray)t->array);
+    if (t->array)
+        return p_cuArrayDestroy(t->array);
+    if (t->exec)
+        return p_cuGraphExecDestroy(t->exec);
     return async ? p_cuMemFreeAsync(t->ptr, 0) : p_cuMemFree_v2(t->ptr);
 }
 
@@ -215,7 +289,11 @@ static void obey(char *line)
         r = p_cuMemAddressReserve(&t->ptr, t->bytes, 0, 0, 0);
         if (!r)
             r = p_cuMemMap(t->ptr, t->bytes, 0, t->handle, 0);
-    } else if (IS("unmap"))
+    } else if (IS("launch"))
+        r = p_cuGraphLaunch(things[NUMBER(1)].exec, 0);
+    else if (IS("graph-trim"))
+        r = p_cuDeviceGraphMemTrim(NUMBER(1));
+    else if (IS("unmap"))
         r = p_cuMemUnmap(things[NUMBER(1)].ptr, things[NUMBER(1)].bytes);
     else if (IS("keep")) /* keep THING: a further handle by its address */
         r = p_cuMemRetainAllocationHandle(&things[NUMBER(1)].handle, (void *)(uintptr_t)(things[NUMBER(1)].ptr + 4096));
