@@ -151,10 +151,15 @@ func run(ctx context.Context, o options) error {
 		ScanInterval:      o.scanInterval,
 		ReconcileInterval: o.reconcile,
 	}
-	if c.Enforcement, err = enforcement(o, pluginDir); err != nil {
-		return err
-	}
-	if c.Enforcement == nil {
+	c.Installed = []string{hook}
+	if o.limiterLib != "" {
+		l, err := limit.Install(limit.Sources{CUDA: o.limiterLib, NVML: o.limiterNVML, Guard: o.limiterGuard}, filepath.Join(pluginDir, "lib"))
+		if err != nil {
+			return fmt.Errorf("installing the limiter: %w", err)
+		}
+		c.Enforcement = l
+		c.Installed = append(c.Installed, l.Installed()...)
+	} else {
 		log.Info("No limiter: containers are told their share and not held to it (--limiter-lib is empty)")
 	}
 	d := plugin.New(c)
@@ -169,18 +174,6 @@ func run(ctx context.Context, o options) error {
 	}
 	log.Info("Starting", "node", o.nodeName, "driver", driver.Name, "driverRoot", o.driverRoot, "nodeGroups", len(cfg.NodeGroups))
 	return d.Run(ctx)
-}
-
-// enforcement installs the limiter, if there is one.
-func enforcement(o options, pluginDir string) (plugin.Enforcement, error) {
-	if o.limiterLib == "" {
-		return nil, nil
-	}
-	l, err := limit.Install(limit.Sources{CUDA: o.limiterLib, NVML: o.limiterNVML, Guard: o.limiterGuard}, filepath.Join(pluginDir, "lib"))
-	if err != nil {
-		return nil, fmt.Errorf("installing the limiter: %w", err)
-	}
-	return l, nil
 }
 
 func newClient(kubeconfig string) (kubernetes.Interface, error) {

@@ -91,6 +91,17 @@ func installBytes(b []byte, name, hostDir string, mode os.FileMode) (string, err
 // Libraries are the limiter's files on the host.
 func (l *Limiter) Libraries() cdi.Limiter { return l.libraries }
 
+// Installed are all files that Install brought to the host.
+func (l *Limiter) Installed() []string {
+	var out []string
+	for _, path := range []string{l.libraries.CUDA, l.libraries.NVML, l.libraries.Guard, l.libraries.Preload} {
+		if path != "" {
+			out = append(out, path)
+		}
+	}
+	return out
+}
+
 // Files makes the limit, grant and account of a share in dir. Calling it
 // again for the same share leaves files that are there alone: a container may
 // have them mounted.

@@ -84,3 +84,36 @@ func TestSocketsOfKilledInstancesAreRemoved(t *testing.T) {
 		}
 	}
 }
+
+// D17
+func TestALimiterThatContainersHaveMountedOutlivesItsVersion(t *testing.T) {
+	n := newNode(t, a100)
+	n.enforce = true
+	c := n.instanceConfig()
+	old := n.startWith(c)
+	running := n.claim("running", share{card: 0, memory: "1Gi"})
+	old.mustPrepare(running)
+	oldPath := c.Enforcement.Libraries().CUDA
+	old.stop()
+
+	n.write("shim.so", "a newer limiter")
+	c = n.instanceConfig()
+	newPath := c.Enforcement.Libraries().CUDA
+	c.Installed = []string{newPath}
+	d := n.startWith(c)
+	collected := func() { d.collect(t.Context()) }
+	collected()
+	for _, path := range []string{oldPath, newPath} {
+		if _, err := os.Stat(path); err != nil {
+			t.Errorf("removed while it is used: %v", err)
+		}
+	}
+	d.unprepare(running)
+	collected()
+	if _, err := os.Stat(oldPath); err == nil {
+		t.Error("the old version is kept for ever")
+	}
+	if _, err := os.Stat(newPath); err != nil {
+		t.Errorf("the version in use was removed: %v", err)
+	}
+}

@@ -57,6 +57,10 @@ type Config struct {
 	Edits         Edits
 	// Enforcement holds shares to their size. Nil: nothing does.
 	Enforcement Enforcement
+	// Installed are files that were brought to the host at
+	// <dir>/<version>/<name>, for containers to run. Other versions in those
+	// folders are removed when no prepared claim names them. May be empty.
+	Installed []string
 	// OnCards is called when the cards or the driver's version changed, before
 	// anything is published. Nil: nobody is.
 	OnCards func()

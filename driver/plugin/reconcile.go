@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -17,6 +18,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/sluice-gpu/sluice/driver"
+	"github.com/sluice-gpu/sluice/driver/limit"
 	"github.com/sluice-gpu/sluice/driver/state"
 )
 
@@ -61,8 +63,13 @@ func (d *Driver) recover(ctx context.Context) error {
 // reconcileLoop releases claims whose Unprepare never came.
 func (d *Driver) reconcileLoop(ctx context.Context) {
 	gone := map[types.UID]state.Claim{}
-	for {
+	for pass := 0; ; pass++ {
 		var err error
+		// By the second pass an instance that this one replaced has ended and
+		// uses no version of its own any more.
+		if pass == 1 {
+			d.collect(ctx)
+		}
 		if gone, err = d.reconcile(ctx, gone); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "Prepared claims cannot be compared with the API server; trying again", "every", d.cfg.ReconcileInterval)
 		}
@@ -137,4 +144,43 @@ func (d *Driver) isGone(ctx context.Context, c state.Claim) (bool, error) {
 		return false, err
 	}
 	return claim.UID != c.UID || claim.Status.Allocation == nil, nil
+}
+
+// collect removes versions of installed files that nothing uses any more.
+func (d *Driver) collect(ctx context.Context) {
+	log := klog.FromContext(ctx)
+	err := d.store.Update(func(cp *state.Checkpoint) error {
+		var named strings.Builder
+		for _, path := range d.cfg.Installed {
+			named.WriteString(path)
+		}
+		for uid := range cp.Claims {
+			b, err := os.ReadFile(d.files.specPath(uid))
+			if err != nil {
+				return err // what cannot be read may name anything
+			}
+			named.Write(b)
+		}
+		done := map[string]bool{}
+		for _, path := range d.cfg.Installed {
+			dir := filepath.Dir(filepath.Dir(path))
+			if done[dir] {
+				continue
+			}
+			done[dir] = true
+			gone, err := limit.Collect(dir, func(version string) bool {
+				return strings.Contains(named.String(), filepath.Join(dir, version)+"/")
+			})
+			if err != nil {
+				return err
+			}
+			if len(gone) > 0 {
+				log.Info("Removed versions that nothing uses", "dir", dir, "versions", gone)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		log.Error(err, "Old versions of installed files are kept")
+	}
 }
