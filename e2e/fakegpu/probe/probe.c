@@ -44,35 +44,11 @@
 
 #include "probe.h"
 
-enum held_kind { H_LINEAR, H_ASYNC, H_VMM, H_ARRAY, H_MIPMAP, H_GRAPH };
-
-struct held {
-	enum held_kind kind;
-	uint64_t what, handle, size;
-};
-
-static struct held *held;
-static size_t held_n, held_max;
-static CUdevice device;
+CUdevice probe_device;
 static bool initialised, wrong;
 static cuuint64_t proc_flags;
-static CUfunction spin;
 
-static void hold_on(enum held_kind kind, uint64_t what, uint64_t handle, uint64_t size)
-{
-	if (held_n == held_max) {
-		held_max = held_max ? 2 * held_max : 64;
-		held = realloc(held, held_max * sizeof *held);
-		if (!held)
-			exit(3);
-	}
-	held[held_n++] = (struct held){ kind, what, handle, size };
-}
-
-/* A function the driver lacks is a result of its own. */
-#define TRY(name, ...) (cu.name ? cu.name(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND)
-
-static const char *name_of(CUresult r)
+const char *probe_name(CUresult r)
 {
 	const char *n = NULL;
 
@@ -92,7 +68,7 @@ static uint64_t number(const char *text, const char **rest)
 	return (uint64_t)(v + 0.5);
 }
 
-static uint64_t size_arg(const char *text)
+uint64_t probe_size(const char *text)
 {
 	const char *unit;
 	const char *known[] = { "Ki", "Mi", "Gi", "Ti" };
@@ -106,7 +82,7 @@ static uint64_t size_arg(const char *text)
 	return v;
 }
 
-static uint64_t time_arg(const char *text)
+uint64_t probe_time(const char *text)
 {
 	char *unit;
 	double v = strtod(text, &unit);
@@ -120,7 +96,7 @@ static uint64_t time_arg(const char *text)
 	return (uint64_t)(v * 1e9 + 0.5);
 }
 
-static uint64_t now(void)
+uint64_t probe_now(void)
 {
 	struct timespec t;
 
@@ -128,7 +104,7 @@ static uint64_t now(void)
 	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-static void sleep_ns(uint64_t ns)
+static void probe_sleep(uint64_t ns)
 {
 	struct timespec t = { (time_t)(ns / 1000000000u), (long)(ns % 1000000000u) };
 
@@ -144,9 +120,9 @@ static CUresult start(void)
 	CUresult r = TRY(cuInit, 0);
 
 	if (!r)
-		r = TRY(cuDeviceGet, &device, device);
+		r = TRY(cuDeviceGet, &probe_device, probe_device);
 	if (!r)
-		r = TRY(cuDevicePrimaryCtxRetain, &ctx, device);
+		r = TRY(cuDevicePrimaryCtxRetain, &ctx, probe_device);
 	if (!r)
 		r = TRY(cuCtxSetCurrent, ctx);
 	initialised = !r;
@@ -159,12 +135,12 @@ static CUresult info(void)
 	CUuuid u = { { 0 } };
 	size_t total = 0;
 	int count = 0, version = 0;
-	CUresult r = TRY(cuDeviceGetName, name, sizeof name, device);
+	CUresult r = TRY(cuDeviceGetName, name, sizeof name, probe_device);
 
 	if (!r)
-		r = TRY(cuDeviceGetUuid_v2, &u, device);
+		r = TRY(cuDeviceGetUuid_v2, &u, probe_device);
 	if (!r)
-		r = TRY(cuDeviceTotalMem_v2, &total, device);
+		r = TRY(cuDeviceTotalMem_v2, &total, probe_device);
 	if (!r)
 		r = TRY(cuDeviceGetCount, &count);
 	if (!r)
@@ -173,275 +149,6 @@ static CUresult info(void)
 	for (int i = 0; i < 16; i++)
 		printf("%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", (unsigned char)u.bytes[i]);
 	printf("\",\"devices\":%d,\"deviceTotal\":%zu,\"cudaVersion\":%d", count, total, version);
-	return r;
-}
-
-static CUresult pooled(CUdeviceptr *p, uint64_t size)
-{
-	static CUmemoryPool pool;
-	const CUmemPoolProps props = { .allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
-				       .location = { CU_MEM_LOCATION_TYPE_DEVICE, device } };
-	CUresult r = pool ? CUDA_SUCCESS : TRY(cuMemPoolCreate, &pool, &props);
-
-	return r ? r : TRY(cuMemAllocFromPoolAsync, p, size, pool, NULL);
-}
-
-static CUresult virtual(uint64_t size)
-{
-	const CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
-					   .location = { CU_MEM_LOCATION_TYPE_DEVICE, device } };
-	CUmemGenericAllocationHandle h;
-	CUdeviceptr p;
-	CUresult r = TRY(cuMemCreate, &h, size, &prop, 0);
-
-	if (r)
-		return r;
-	r = TRY(cuMemAddressReserve, &p, size, 0, 0, 0);
-	if (!r)
-		r = TRY(cuMemMap, p, size, 0, h, 0);
-	if (r)
-		cu.cuMemRelease(h);
-	else
-		hold_on(H_VMM, p, h, size);
-	return r;
-}
-
-static CUresult opaque(uint64_t size, bool mipmap)
-{
-	const CUDA_ARRAY3D_DESCRIPTOR d = { .Width = 16384, .Height = size / 65536 ? size / 65536 : 1,
-					    .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1 };
-	CUarray a;
-	CUmipmappedArray m;
-	CUresult r = mipmap ? TRY(cuMipmappedArrayCreate, &m, &d, 1) : TRY(cuArray3DCreate_v2, &a, &d);
-
-	if (!r)
-		hold_on(mipmap ? H_MIPMAP : H_ARRAY, mipmap ? (uintptr_t)m : (uintptr_t)a, 0, size);
-	return r;
-}
-
-static CUresult graph_memory(uint64_t size)
-{
-	CUDA_MEM_ALLOC_NODE_PARAMS p = { .poolProps = { .allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
-							.location = { CU_MEM_LOCATION_TYPE_DEVICE, device } },
-					 .bytesize = size };
-	CUgraph g;
-	CUgraphNode n;
-	CUgraphExec e = NULL;
-	CUresult r = TRY(cuGraphCreate, &g, 0);
-
-	if (r)
-		return r;
-	r = TRY(cuGraphAddMemAllocNode, &n, g, NULL, 0, &p);
-	if (!r)
-		r = TRY(cuGraphInstantiateWithFlags, &e, g, 0);
-	if (!r)
-		r = TRY(cuGraphLaunch, e, NULL);
-	cu.cuGraphDestroy(g);
-	if (!r)
-		hold_on(H_GRAPH, p.dptr, (uintptr_t)e, size);
-	else if (e)
-		cu.cuGraphExecDestroy(e);
-	return r;
-}
-
-static CUresult take(const char *name, uint64_t size)
-{
-	CUdeviceptr p = 0;
-	CUdeviceptr_v1 low = 0;
-	void *host;
-	size_t pitch;
-	enum held_kind kind = H_LINEAR;
-	CUresult r;
-
-	if (!strcmp(name, "alloc")) {
-		r = TRY(cuMemAlloc_v2, &p, size);
-	} else if (!strcmp(name, "alloc32")) {
-		r = TRY(cuMemAlloc, &low, (unsigned)size);
-		p = low;
-	} else if (!strcmp(name, "pitch")) {
-		r = TRY(cuMemAllocPitch_v2, &p, &pitch, 65536, size / 65536 ? size / 65536 : 1, 4);
-	} else if (!strcmp(name, "managed")) {
-		r = TRY(cuMemAllocManaged, &p, size, CU_MEM_ATTACH_GLOBAL);
-	} else if (!strcmp(name, "async")) {
-		kind = H_ASYNC;
-		r = TRY(cuMemAllocAsync, &p, size, NULL);
-	} else if (!strcmp(name, "pool")) {
-		kind = H_ASYNC;
-		r = pooled(&p, size);
-	} else if (!strcmp(name, "vmm")) {
-		return virtual(size);
-	} else if (!strcmp(name, "array") || !strcmp(name, "mipmap")) {
-		return opaque(size, *name == 'm');
-	} else if (!strcmp(name, "graphmem")) {
-		return graph_memory(size);
-	} else if (!strcmp(name, "host")) {
-		return TRY(cuMemHostAlloc, &host, size, 0);
-	} else {
-		static const CUuuid id = { "fakegpu-direct!" };
-		const struct { size_t size; CUresult (*alloc)(CUdeviceptr *, size_t); } *table;
-		const void *at;
-		r = TRY(cuGetExportTable, &at, &id);
-		table = at;
-		if (!r)
-			r = table->alloc(&p, size);
-	}
-	if (!r)
-		hold_on(kind, p, 0, size);
-	return r;
-}
-
-static CUresult give_last(void)
-{
-	struct held h = held[--held_n];
-	CUresult r;
-
-	switch (h.kind) {
-	case H_ASYNC: return TRY(cuMemFreeAsync, h.what, NULL);
-	case H_ARRAY: return TRY(cuArrayDestroy, (CUarray)(uintptr_t)h.what);
-	case H_MIPMAP: return TRY(cuMipmappedArrayDestroy, (CUmipmappedArray)(uintptr_t)h.what);
-	case H_VMM:
-		r = TRY(cuMemUnmap, h.what, h.size);
-		return r ? r : TRY(cuMemRelease, h.handle);
-	case H_GRAPH:
-		r = TRY(cuMemFree_v2, h.what);
-		if (!r)
-			r = TRY(cuGraphExecDestroy, (CUgraphExec)(uintptr_t)h.handle);
-		return r ? r : TRY(cuDeviceGraphMemTrim, device);
-	default: return TRY(cuMemFree_v2, h.what);
-	}
-}
-
-static CUresult until_oom(uint64_t piece)
-{
-	uint64_t sum = 0;
-	CUresult r;
-
-	while ((r = take("alloc", piece)) == CUDA_SUCCESS)
-		sum += piece;
-	printf(",\"bytes\":%llu", (unsigned long long)sum);
-	return r;
-}
-
-static CUresult load_spin(void)
-{
-	static const char image[] = "fakegpu module\nspin param\n";
-	CUmodule m;
-	CUresult r = spin ? CUDA_SUCCESS : TRY(cuModuleLoadData, &m, image);
-
-	if (!r && !spin)
-		r = TRY(cuModuleGetFunction, &spin, m, "spin");
-	return r;
-}
-
-static CUresult launch_one(const char *how, uint64_t ns, CUgraphExec graph)
-{
-	void *params[] = { &ns };
-
-	if (!strcmp(how, "launchex")) {
-		const CUlaunchConfig c = { 1, 1, 1, 32, 1, 1, 0, NULL, NULL, 0 };
-		return TRY(cuLaunchKernelEx, &c, spin, params, NULL);
-	}
-	if (!strcmp(how, "coop"))
-		return TRY(cuLaunchCooperativeKernel, spin, 1, 1, 1, 32, 1, 1, 0, NULL, params);
-	if (graph)
-		return TRY(cuGraphLaunch, graph, NULL);
-	return TRY(cuLaunchKernel, spin, 1, 1, 1, 32, 1, 1, 0, NULL, params, NULL);
-}
-
-static CUresult graph_of(uint64_t ns, CUgraphExec *e)
-{
-	void *params[] = { &ns };
-	CUDA_KERNEL_NODE_PARAMS_v2 k = { .func = spin, .gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 32,
-					 .blockDimY = 1, .blockDimZ = 1, .kernelParams = params };
-	CUgraph g;
-	CUgraphNode n;
-	CUresult r = TRY(cuGraphCreate, &g, 0);
-
-	if (!r)
-		r = TRY(cuGraphAddKernelNode_v2, &n, g, NULL, 0, &k);
-	if (!r)
-		r = TRY(cuGraphInstantiateWithFlags, e, g, 0);
-	return r;
-}
-
-static CUresult launches(const char *how, uint64_t ns, unsigned long count)
-{
-	CUgraphExec e = NULL;
-	uint64_t began = now();
-	CUresult r = load_spin();
-
-	if (!r && !strcmp(how, "graph"))
-		r = graph_of(ns, &e);
-	for (unsigned long i = 0; !r && i < count; i++)
-		r = launch_one(how, ns, e);
-	const uint64_t queued = now() - began;
-	if (!r)
-		r = TRY(cuCtxSynchronize);
-	printf(",\"kernels\":%lu,\"queuedMs\":%.3f,\"ms\":%.3f", count, (double)queued / 1e6, (double)(now() - began) / 1e6);
-	return r;
-}
-
-static CUresult busy(uint64_t ns, uint64_t duration)
-{
-	const uint64_t began = now();
-	unsigned long n = 0;
-	CUresult r = load_spin();
-
-	while (!r && now() - began < duration) {
-		r = launch_one("launch", ns, NULL);
-		n++;
-	}
-	if (!r)
-		r = TRY(cuCtxSynchronize);
-	const uint64_t took = now() - began;
-	printf(",\"kernels\":%lu,\"ms\":%.3f,\"share\":%.4f", n, (double)took / 1e6, (double)n * (double)ns / (double)took);
-	return r;
-}
-
-static CUresult timed(uint64_t ns)
-{
-	CUevent a, b;
-	float ms = 0;
-	CUresult r = load_spin();
-
-	if (!r)
-		r = TRY(cuEventCreate, &a, 0);
-	if (!r)
-		r = TRY(cuEventCreate, &b, 0);
-	if (!r)
-		r = TRY(cuEventRecord, a, NULL);
-	if (!r)
-		r = launch_one("launch", ns, NULL);
-	if (!r)
-		r = TRY(cuEventRecord, b, NULL);
-	if (!r)
-		r = TRY(cuEventSynchronize, b);
-	if (!r)
-		r = TRY(cuEventElapsedTime, &ms, a, b);
-	printf(",\"eventMs\":%.3f", (double)ms);
-	return r;
-}
-
-static CUresult churn(uint64_t duration)
-{
-	static const char *const kinds[] = { "alloc", "managed", "async", "vmm", "array" };
-	const uint64_t began = now();
-	unsigned seed = (unsigned)(began ^ (uint64_t)getpid());
-	unsigned long n = 0;
-	CUresult r = load_spin();
-
-	for (; !r && now() - began < duration; n++) {
-		const unsigned dice = (unsigned)rand_r(&seed);
-		if (dice % 3 == 0)
-			r = launch_one("launch", dice / 3 % 50000, NULL);
-		else if (dice % 3 == 1 && held_n)
-			r = give_last();
-		else
-			r = take(kinds[dice / 3 % 5], (1 + dice / 15 % 64) << 21);
-		if (r == CUDA_ERROR_OUT_OF_MEMORY)
-			r = held_n ? give_last() : CUDA_SUCCESS;
-	}
-	printf(",\"kernels\":%lu", n);
 	return r;
 }
 
@@ -461,31 +168,6 @@ static CUresult proc(const char *arg)
 	return r;
 }
 
-static CUresult capture(const char *mode)
-{
-	const CUstreamCaptureMode m = !strcmp(mode, "global") ? CU_STREAM_CAPTURE_MODE_GLOBAL :
-				      !strcmp(mode, "local") ? CU_STREAM_CAPTURE_MODE_THREAD_LOCAL : CU_STREAM_CAPTURE_MODE_RELAXED;
-	uint64_t ns = 1000;
-	void *params[] = { &ns };
-	CUstream s;
-	CUgraph g = NULL;
-	CUdeviceptr p;
-	CUresult r = load_spin();
-
-	if (!r)
-		r = TRY(cuStreamCreate, &s, 1);
-	if (!r)
-		r = TRY(cuStreamBeginCapture_v2, s, m);
-	if (!r)
-		r = TRY(cuLaunchKernel, spin, 1, 1, 1, 32, 1, 1, 0, s, params, NULL);
-	if (r)
-		return r;
-	printf(",\"during\":\"%s\"", name_of(TRY(cuMemAlloc_v2, &p, 1 << 20)));
-	r = TRY(cuStreamEndCapture, s, &g);
-	printf(",\"graph\":%s", g ? "true" : "false");
-	return r;
-}
-
 /* What a forked child gets, before cuInit and after. */
 static CUresult forked(void)
 {
@@ -498,7 +180,7 @@ static CUresult forked(void)
 		CUdeviceptr p;
 		if (TRY(cuMemAlloc_v2, &p, 1 << 20) != CUDA_ERROR_NOT_INITIALIZED)
 			_exit(1);
-		held_n = 0;
+		probe_forget();
 		CUresult r = start();
 		if (!r)
 			r = TRY(cuMemAlloc_v2, &p, 1 << 20);
@@ -519,15 +201,15 @@ static CUresult run(const char *name, const char *arg, unsigned long count)
 
 	for (size_t i = 0; i < sizeof takes / sizeof takes[0]; i++)
 		if (!strcmp(name, takes[i])) {
-			uint64_t size = size_arg(arg), sum = 0;
-			for (unsigned long n = 0; n < count && !(r = take(name, size)); n++)
+			uint64_t size = probe_size(arg), sum = 0;
+			for (unsigned long n = 0; n < count && !(r = probe_take(name, size)); n++)
 				sum += size;
 			printf(",\"bytes\":%llu", (unsigned long long)sum);
 			return r;
 		}
 	for (size_t i = 0; i < sizeof launch_ways / sizeof launch_ways[0]; i++)
 		if (!strcmp(name, launch_ways[i]))
-			return launches(name, time_arg(arg), count);
+			return probe_launches(name, probe_time(arg), count);
 	if (!strcmp(name, "init"))
 		return initialised ? CUDA_SUCCESS : start();
 	if (!strcmp(name, "info"))
@@ -535,10 +217,10 @@ static CUresult run(const char *name, const char *arg, unsigned long count)
 	if (!strcmp(name, "meminfo"))
 		return CUDA_SUCCESS;
 	if (!strcmp(name, "alloc-until-oom"))
-		return until_oom(size_arg(arg));
+		return probe_until_oom(probe_size(arg));
 	if (!strcmp(name, "free")) {
-		for (bool all = !strcmp(arg, "all"); held_n && !r; ) {
-			r = give_last();
+		for (bool all = !strcmp(arg, "all"); probe_held() && !r; ) {
+			r = probe_give_last();
 			if (!all)
 				break;
 		}
@@ -546,27 +228,27 @@ static CUresult run(const char *name, const char *arg, unsigned long count)
 	}
 	if (!strcmp(name, "busy")) {
 		const char *second = strchr(arg, ':');
-		return busy(time_arg(arg), second ? time_arg(second + 1) : 1000000000u);
+		return probe_busy(probe_time(arg), second ? probe_time(second + 1) : 1000000000u);
 	}
 	if (!strcmp(name, "churn"))
-		return churn(time_arg(arg));
+		return probe_churn(probe_time(arg));
 	if (!strcmp(name, "proc"))
 		return proc(arg);
 	if (!strcmp(name, "capture"))
-		return capture(arg);
+		return probe_capture(arg);
 	if (!strcmp(name, "event"))
-		return timed(time_arg(arg));
+		return probe_timed(probe_time(arg));
 	if (!strcmp(name, "sync"))
 		return TRY(cuCtxSynchronize);
 	if (!strcmp(name, "ctx")) {
 		for (unsigned long n = 0; n < count && !r; n++)
-			r = TRY(cuCtxCreate_v2, &ctx, 0, device);
+			r = TRY(cuCtxCreate_v2, &ctx, 0, probe_device);
 		return r;
 	}
 	if (!strcmp(name, "release") || !strcmp(name, "reset")) {
-		r = *(name + 2) == 'l' ? TRY(cuDevicePrimaryCtxRelease_v2, device) : TRY(cuDevicePrimaryCtxReset_v2, device);
-		held_n = 0;
-		spin = NULL;
+		r = *(name + 2) == 'l' ? TRY(cuDevicePrimaryCtxRelease_v2, probe_device) : TRY(cuDevicePrimaryCtxReset_v2, probe_device);
+		probe_forget();
+		probe_unload();
 		return r;
 	}
 	if (!strcmp(name, "fork"))
@@ -579,7 +261,7 @@ static CUresult run(const char *name, const char *arg, unsigned long count)
 	}
 	if (!strcmp(name, "sleep") || !strcmp(name, "hold-for")) {
 		fflush(stdout);
-		sleep_ns(time_arg(arg));
+		probe_sleep(probe_time(arg));
 		return CUDA_SUCCESS;
 	}
 	fprintf(stderr, "cudaprobe: no step \"%s\"\n", name);
@@ -612,7 +294,7 @@ static void step(const char *text)
 	CUresult r = initialised || !strcmp(copy, "init") ? CUDA_SUCCESS : start();
 	if (!r)
 		r = run(copy, arg ? arg : "", times ? strtoul(times, NULL, 10) : 1);
-	const char *name = name_of(r);
+	const char *name = probe_name(r);
 	const char *bare = !strncmp(name, "CUDA_ERROR_", 11) ? name + 11 : !strncmp(name, "CUDA_", 5) ? name + 5 : name;
 	printf(",\"result\":\"%s\"", name);
 	if (initialised && TRY(cuMemGetInfo_v2, &free_bytes, &total) == CUDA_SUCCESS)
@@ -668,7 +350,7 @@ int main(int argc, char **argv)
 		else if (i + 1 < argc && !strcmp(argv[i], "--version"))
 			version = atoi(argv[++i]);
 		else if (i + 1 < argc && !strcmp(argv[i], "--device"))
-			device = atoi(argv[++i]);
+			probe_device = atoi(argv[++i]);
 		else
 			break;
 	}

@@ -93,7 +93,7 @@ struct process {
 
 extern struct process *fg_p;
 
-/* --- cuda_core.c --- */
+/* --- cuda_init.c, cuda_device.c, cuda_context.c --- */
 
 /* CUDA_SUCCESS, or why no call can work now. */
 CUresult cu_ready(void);
@@ -102,6 +102,12 @@ CUresult cu_driver_version(int *version);
 CUresult cu_current(CUcontext *ctx);
 CUresult cu_device_card(CUdevice dev, int *card);
 bool cu_ctx_valid(CUcontext ctx);
+/* A context that is not alive yet. Under the process lock, as the next two. */
+struct CUctx_st *cu_ctx_new(CUdevice dev, int card, unsigned flags);
+/* Gives life to it: the card pays. */
+CUresult cu_ctx_up(struct CUctx_st *c);
+/* Ends it and all that is its own. */
+void cu_ctx_down(struct CUctx_st *c);
 /* Returns when all work of the process on the card is done. */
 void cu_drain(int card);
 
@@ -154,10 +160,10 @@ CUresult cu_pool_free(struct alloc *a);
 /* A pool that another process owns: nothing can be allocated from it here. */
 struct CUmemPoolHandle_st *cu_pool_imported(int card);
 
-/* --- cuda_graph.c --- */
+/* --- cuda_graph.c, cuda_capture.c --- */
 
 void cu_graph_freed(struct alloc *a);
-/* Before a call that may wait or allocate; see cuda_graph.c on captures. */
+/* Before a call that may wait or allocate; see cuda_capture.c. */
 CUresult cu_unsafe(void);
 /* For such a call on a stream that is being captured. */
 CUresult cu_capture_spoil(CUstream s);

@@ -1,0 +1,154 @@
+/* libnvidia-ml: what a card is: names, numbers, modes. */
+#include "nvml.h"
+
+ML_API nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t d, char *name, unsigned int length)
+{
+	const struct fg_card_desc *desc;
+	nvmlReturn_t r = ml_device(d, &desc);
+
+	return r ? r : ml_text(name, length, desc->name);
+}
+
+ML_API nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t d, char *uuid, unsigned int length)
+{
+	const struct fg_card_desc *desc;
+	nvmlReturn_t r = ml_device(d, &desc);
+
+	return r ? r : ml_text(uuid, length, desc->uuid);
+}
+
+ML_API nvmlReturn_t nvmlDeviceGetSerial(nvmlDevice_t d, char *serial, unsigned int length)
+{
+	const struct fg_card_desc *desc;
+	nvmlReturn_t r = ml_device(d, &desc);
+
+	return r ? r : ml_text(serial, length, desc->serial);
+}
+
+ML_API nvmlReturn_t nvmlDeviceGetBoardPartNumber(nvmlDevice_t d, char *part, unsigned int length)
+{
+	const struct fg_card_desc *desc;
+	nvmlReturn_t r = ml_device(d, &desc);
+
+	return r ? r : ml_text(part, length, desc->board);
+}
+
+ML_API nvmlReturn_t nvmlDeviceGetVbiosVersion(nvmlDevice_t d, char *version, unsigned int length)
+{
+	const struct fg_card_desc *desc;
+	nvmlReturn_t r = ml_device(d, &desc);
+
+	return r ? r : ml_text(version, length, "96.00.00.00.01");
+}
+
+/* One number out of the card's description. */
+static nvmlReturn_t number(nvmlDevice_t d, unsigned *out, unsigned (*get)(nvmlDevice_t, const struct fg_card_desc *))
+{
+	const struct fg_card_desc *desc;
+	nvmlReturn_t r = ml_device(d, &desc);
+
+	if (r)
+		return r;
+	if (!out)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*out = get(d, desc);
+	return NVML_SUCCESS;
+}
+
+#define NUMBER(function, expression)                                                          \
+	static unsigned get_##function(nvmlDevice_t d, const struct fg_card_desc *c)          \
+	{                                                                                     \
+		(void)d;                                                                      \
+		(void)c;                                                                      \
+		return (unsigned)(expression);                                                \
+	}                                                                                     \
+	ML_API nvmlReturn_t function(nvmlDevice_t d, unsigned *out)                           \
+	{                                                                                     \
+		return number(d, out, get_##function);                                        \
+	}
+
+NUMBER(nvmlDeviceGetIndex, d->index)
+NUMBER(nvmlDeviceGetMinorNumber, c->minor)
+NUMBER(nvmlDeviceGetModuleId, d->card)
+NUMBER(nvmlDeviceGetBrand, c->brand)
+NUMBER(nvmlDeviceGetArchitecture, c->architecture)
+NUMBER(nvmlDeviceGetMemoryBusWidth, c->bus_width)
+NUMBER(nvmlDeviceGetNumGpuCores, c->cores)
+NUMBER(nvmlDeviceGetMultiGpuBoard, 0)
+NUMBER(nvmlDeviceGetBoardId, d->card << 8)
+NUMBER(nvmlDeviceIsMigDeviceHandle, 0)
+NUMBER(nvmlDeviceGetPersistenceMode, 1)
+NUMBER(nvmlDeviceGetDisplayMode, 0)
+NUMBER(nvmlDeviceGetDisplayActive, 0)
+NUMBER(nvmlDeviceGetComputeMode, 0)
+NUMBER(nvmlDeviceGetPerformanceState, 0)
+NUMBER(nvmlDeviceGetPowerManagementMode, 1)
+NUMBER(nvmlDeviceGetPowerManagementLimit, c->power_limit)
+NUMBER(nvmlDeviceGetPowerManagementDefaultLimit, c->power_limit)
+NUMBER(nvmlDeviceGetEnforcedPowerLimit, c->power_limit)
+NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, c->pcie_gen)
+NUMBER(nvmlDeviceGetCurrPcieLinkWidth, c->pcie_width)
+NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, c->pcie_gen)
+NUMBER(nvmlDeviceGetMaxPcieLinkWidth, c->pcie_width)
+NUMBER(nvmlDeviceGetGpuMaxPcieLinkGeneration, c->pcie_gen)
+
+ML_API nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t d, int *major, int *minor)
+{
+	const struct fg_card_desc *desc;
+	nvmlReturn_t r = ml_device(d, &desc);
+
+	if (r)
+		return r;
+	if (!major || !minor)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*major = desc->cc_major;
+	*minor = desc->cc_minor;
+	return NVML_SUCCESS;
+}
+
+ML_API nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t d, int type, unsigned int *clock)
+{
+	const struct fg_card_desc *desc;
+	nvmlReturn_t r = ml_device(d, &desc);
+
+	if (r)
+		return r;
+	if (!clock || type < NVML_CLOCK_GRAPHICS || type > NVML_CLOCK_VIDEO)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*clock = (unsigned)(type == NVML_CLOCK_MEM ? desc->mem_clock : desc->sm_clock);
+	return NVML_SUCCESS;
+}
+
+ML_API nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t d, int type, unsigned int *clock)
+{
+	return nvmlDeviceGetMaxClockInfo(d, type, clock);
+}
+
+/* MIG: a card that knows it has the mode off; others do not know it. */
+ML_API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t d, unsigned int *current, unsigned int *pending)
+{
+	const struct fg_card_desc *desc;
+	nvmlReturn_t r = ml_device(d, &desc);
+
+	if (r)
+		return r;
+	if (!current || !pending)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (!desc->mig)
+		return NVML_ERROR_NOT_SUPPORTED;
+	*current = *pending = 0;
+	return NVML_SUCCESS;
+}
+
+ML_API nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t d, unsigned int *count)
+{
+	const struct fg_card_desc *desc;
+	nvmlReturn_t r = ml_device(d, &desc);
+
+	if (r)
+		return r;
+	if (!count)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*count = 0; /* as many as could be there with the mode off */
+	return NVML_SUCCESS;
+}
