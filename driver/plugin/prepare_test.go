@@ -202,8 +202,12 @@ func TestASharedClaimIsOneShareUntilItsLastUserIsGone(t *testing.T) {
 	n.enforce = true
 	d := n.start()
 	c := n.claim("c", share{card: 0, memory: "20Gi"})
-	first := d.mustPrepare(c)  // first pod
-	second := d.mustPrepare(c) // second pod
+	first := d.mustPrepare(c) // for the first pod
+	before := snapshot(t, n.path("plugin", "shares"))
+	second := d.mustPrepare(c) // for the second pod
+	if diff := cmp.Diff(before, snapshot(t, n.path("plugin", "shares"))); diff != "" {
+		t.Errorf("the second pod got files of its own, so another limit and account:\n%s", diff)
+	}
 	if diff := cmp.Diff(cdiNames(first), cdiNames(second)); diff != "" {
 		t.Errorf("the second pod gets another device:\n%s", diff)
 	}
