@@ -69,11 +69,11 @@ var buildLab = sync.OnceValues(func() (*lab, error) {
 		func() error { return os.Link(l.limiter, versioned) },
 		func() error { return os.Symlink(filepath.Base(versioned), filepath.Join(l.lib, "libcuda.so.1")) },
 		func() error {
-			return sh("gcc", "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-Iinclude", "-o", l.play, "test/play.c", "-ldl")
+			return sh("gcc", "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-Iinclude", "-o", l.play, "test/play.c", "-ldl", "-lpthread")
 		},
 		func() error {
 			return sh("gcc", "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-Iinclude", "-DLINKED", "-o", l.linked,
-				"test/play.c", l.real, "-ldl")
+				"test/play.c", l.real, "-ldl", "-lpthread")
 		},
 	}
 	for _, step := range steps {

@@ -241,6 +241,43 @@ func TestAPoolGivesBackWhatItKeepsBeforeAnythingIsRefused(t *testing.T) {
 	p.end()
 }
 
+// TestThreadsAndProcessesNearTheCapLoseNoByte: by every family at once, as fast
+// as they can.
+func TestThreadsAndProcessesNearTheCapLoseNoByte(t *testing.T) {
+	n := newNode(t, 1, 80*gi, 0)
+	n.share("a", 0, 192*mi, 0)
+	box := n.container("a", []int{0}, "a")
+	var all []*program
+	for range 4 {
+		p := n.start(box)
+		p.want("init", "0")
+		p.want("retain 0", "0")
+		all = append(all, p)
+	}
+	for _, p := range all {
+		if _, err := p.in.Write([]byte("hammer 8 200\npool-default-trim\n")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, p := range all {
+		for _, want := range []string{"0 served some refused some", "0"} {
+			if !p.out.Scan() || p.out.Text() != want {
+				t.Errorf("got %q, want %q", p.out.Text(), want)
+			}
+		}
+	}
+	// A pool may have grown past the cap by one of its steps for a moment.
+	const step = 32 * mi
+	if u := n.usage("a"); u.Memory != 0 || u.Peak > 192*mi+4*step {
+		t.Errorf("%d bytes are left, at most %d MiB were charged", u.Memory, u.Peak/mi)
+	}
+	for _, p := range all {
+		p.want("alloc linear 192Mi", "0 #0")
+		p.want("free 0", "0")
+		p.end()
+	}
+}
+
 // TestMemoryOfGraphsIsChargedWhenTheyRun: built by hand or captured; refused
 // when it does not fit, kept for the next launch, given back by a trim.
 func TestMemoryOfGraphsIsChargedWhenTheyRun(t *testing.T) {

@@ -10,6 +10,7 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdint.h>
@@ -42,6 +43,7 @@
     F(cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync, (CUdeviceptr *, size_t, CUmemoryPool, CUstream))      \
     F(cuMemPoolCreate, cuMemPoolCreate, (CUmemoryPool *, const CUmemPoolProps *))                             \
     F(cuMemPoolDestroy, cuMemPoolDestroy, (CUmemoryPool))                                                     \
+    F(cuDeviceGetDefaultMemPool, cuDeviceGetDefaultMemPool, (CUmemoryPool *, CUdevice))                       \
     F(cuMemPoolTrimTo, cuMemPoolTrimTo, (CUmemoryPool, size_t))                                               \
     F(cuMemCreate, cuMemCreate,                                                                               \
       (CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long))              \
@@ -237,6 +239,64 @@ static CUresult release(struct thing *t, int async)
     return async ? p_cuMemFreeAsync(t->ptr, 0) : p_cuMemFree_v2(t->ptr);
 }
 
+/* Threads that allocate and free by all families as fast as they can. */
+struct hammer {
+    CUcontext context;
+    unsigned dice;
+    int rounds, served, refused;
+    CUresult wrong;
+};
+
+static void *hammer(void *arg)
+{
+    static const char *const families[] = {"linear", "vmm", "array", "managed", "async"};
+    struct thing held[8];
+    struct hammer *h = arg;
+    memset(held, 0, sizeof held);
+    p_cuCtxSetCurrent(h->context);
+    for (int i = 0; i < h->rounds; i++) {
+        struct thing *t = &held[rand_r(&h->dice) % 8];
+        if (t->bytes) {
+            if (release(t, 0))
+                h->wrong = -2;
+            t->bytes = 0;
+            continue;
+        }
+        CUresult r = allocate(t, families[rand_r(&h->dice) % 5], (size_t)(1 + rand_r(&h->dice) % 16) << 21, 0);
+        h->served += !r;
+        h->refused += r == CUDA_ERROR_OUT_OF_MEMORY;
+        if (r)
+            t->bytes = 0;
+        if (r && r != CUDA_ERROR_OUT_OF_MEMORY)
+            h->wrong = r;
+    }
+    for (int i = 0; i < 8; i++)
+        if (held[i].bytes && release(&held[i], 0))
+            h->wrong = -2;
+    return 0;
+}
+
+static void hammer_all(int threads, int rounds)
+{
+    struct hammer h[64];
+    pthread_t t[64];
+    int served = 0, refused = 0;
+    CUresult wrong = 0;
+    for (int i = 0; i < threads && i < 64; i++) {
+        h[i] = (struct hammer){contexts[0], (unsigned)(getpid() * 64 + i), rounds, 0, 0, 0};
+        pthread_create(&t[i], 0, hammer, &h[i]);
+    }
+    for (int i = 0; i < threads && i < 64; i++) {
+        pthread_join(t[i], 0);
+        served += h[i].served;
+        refused += h[i].refused;
+        if (h[i].wrong)
+            wrong = h[i].wrong;
+    }
+    p_cuCtxSynchronize();
+    printf("%d served %s refused %s\n", wrong, served ? "some" : "none", refused ? "some" : "none");
+}
+
 /* One command; prints its answer. */
 static void obey(char *line)
 {
@@ -289,6 +349,9 @@ static void obey(char *line)
         r = p_cuMemAddressReserve(&t->ptr, t->bytes, 0, 0, 0);
         if (!r)
             r = p_cuMemMap(t->ptr, t->bytes, 0, t->handle, 0);
+    } else if (IS("hammer")) { /* hammer THREADS ROUNDS */
+        hammer_all(NUMBER(1), NUMBER(2));
+        return;
     } else if (IS("launch"))
         r = p_cuGraphLaunch(things[NUMBER(1)].exec, 0);
     else if (IS("graph-trim"))
@@ -301,6 +364,11 @@ static void obey(char *line)
         CUmemPoolProps props = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, NUMBER(1)}};
         r = p_cuMemPoolCreate(&pools[n_pools], &props);
         n_pools += !r;
+    } else if (IS("pool-default-trim")) {
+        CUmemoryPool pool;
+        r = p_cuDeviceGetDefaultMemPool(&pool, 0);
+        if (!r)
+            r = p_cuMemPoolTrimTo(pool, 0);
     } else if (IS("pool-destroy"))
         r = p_cuMemPoolDestroy(pools[NUMBER(1)]);
     else if (IS("pool-trim"))
