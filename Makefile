@@ -32,11 +32,12 @@ cases: setup build $(SUITE) ## Run every test that docs/dev/cases.md names.
 
 build: ## The product's binaries and the limiter, into bin/ and build/.
 	mkdir -p $(BIN)
-	go build -trimpath -ldflags '-s -w' -o $(BIN)/ ./cmd/...
-	go build -trimpath -ldflags '-s -w' -o $(BIN)/ github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook
+	go build $(GOBUILD) -o $(BIN)/ ./cmd/...
+	go build $(GOBUILD) -o $(BIN)/ github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook
 	./hook/build.sh $(BUILD)/hook
 
-images: build ## OCI archives of the product's images in build/images, made without Docker.
+images: ## OCI archives of the product's images in build/images, made without Docker.
+	$(MAKE) build GOBUILD="-trimpath -ldflags '-s -w'"
 	cd e2e && go run ./cmd/images --out ../$(BUILD)/images
 
 lint: ## gofmt, vet, staticcheck, generated files up to date, no warnings in C.

@@ -38,6 +38,9 @@ type Image struct {
 	Files map[string]string
 	// Content maps absolute paths in the image to what the file there contains.
 	Content map[string]string
+	// Provided names shared libraries that are put into the container when it runs, such as a
+	// driver's: they need not be on this machine.
+	Provided []string
 	// Links maps absolute paths in the image to the targets of symbolic links.
 	Links map[string]string
 }
@@ -179,7 +182,7 @@ func collect(img Image) (map[string]entry, error) {
 		if e.source == "" {
 			continue
 		}
-		libraries, err := Libraries(e.source)
+		libraries, err := Libraries(e.source, img.Provided...)
 		if err != nil {
 			return nil, err
 		}
@@ -232,8 +235,9 @@ func putTree(put func(string, entry) error, p, source string) error {
 }
 
 // Libraries lists the shared libraries and the program loader that a dynamically linked program
-// needs on this machine; none for a static program and for what is no program.
-func Libraries(program string) ([]string, error) {
+// needs on this machine, less those that are provided where it runs; none for a static program and
+// for what is no program.
+func Libraries(program string, provided ...string) ([]string, error) {
 	f, err := elf.Open(program)
 	var format *elf.FormatError
 	if errors.As(err, &format) || errors.Is(err, io.EOF) {
@@ -250,7 +254,7 @@ func Libraries(program string) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ldd %s: %w: %s", program, err, bytes.TrimSpace(out))
 	}
-	libraries, err := parseLdd(string(out))
+	libraries, err := parseLdd(string(out), provided)
 	if err != nil {
 		return nil, fmt.Errorf("ldd %s: %w", program, err)
 	}
@@ -259,11 +263,12 @@ func Libraries(program string) ([]string, error) {
 
 // parseLdd reads lines of the forms "name => /path (0x...)", "/path (0x...)" and, for what the
 // kernel gives every process, "name (0x...)".
-func parseLdd(out string) ([]string, error) {
+func parseLdd(out string, provided []string) ([]string, error) {
 	var libraries []string
 	for line := range strings.Lines(out) {
 		fields := strings.Fields(line)
 		switch {
+		case len(fields) >= 1 && slices.Contains(provided, fields[0]):
 		case len(fields) >= 4 && fields[1] == "=>" && fields[2] == "not":
 			return nil, fmt.Errorf("library %s is not on this machine", fields[0])
 		case len(fields) >= 3 && fields[1] == "=>" && path.IsAbs(fields[2]):

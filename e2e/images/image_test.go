@@ -157,7 +157,7 @@ func TestLddIsRead(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			got, err := parseLdd(test.out)
+			got, err := parseLdd(test.out, []string{"libdriver.so.1"})
 			if (err != nil) != (test.err != "") || err != nil && err.Error() != test.err {
 				t.Errorf("error %v, want %q", err, test.err)
 			}

@@ -14,6 +14,8 @@ type Image struct {
 	// Name is the image's last path element, such as sluice-driver.
 	Name       string
 	Entrypoint []string
+	// Cmd are the arguments that the program has by default.
+	Cmd []string
 	// Files maps a path in the image to a path on this machine.
 	Files map[string]string
 }

@@ -29,12 +29,15 @@ func (b *Testbed) loadImages(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	probe, err := fakegpu.BuildProbe()
+	simulation, err := buildSimulation()
 	if err != nil {
 		return err
 	}
 	products = append(products, product.Image{
-		Name: "cudaprobe", Entrypoint: []string{"/cudaprobe"}, Files: map[string]string{"/cudaprobe": probe},
+		Name: "cudaprobe", Entrypoint: []string{"/usr/bin/cudaprobe"}, Cmd: []string{"info", "hold"}, Files: map[string]string{
+			"/usr/bin/cudaprobe":      filepath.Join(simulation, fakegpu.Probe),
+			"/usr/bin/cudaprobe-link": filepath.Join(simulation, fakegpu.ProbeLinked),
+		},
 	})
 	dir, err := os.MkdirTemp("", "sluice-images-")
 	if err != nil {
@@ -44,7 +47,7 @@ func (b *Testbed) loadImages(ctx context.Context) error {
 	b.say("loading %d images", len(products))
 	for _, p := range products {
 		archive := filepath.Join(dir, p.Name+".tar")
-		image := images.Image{Entrypoint: p.Entrypoint, Files: p.Files}
+		image := images.Image{Entrypoint: p.Entrypoint, Cmd: p.Cmd, Files: p.Files, Provided: []string{"libcuda.so.1"}}
 		if err := images.Write(archive, ImagePrefix+p.Name+":"+ImageTag, image); err != nil {
 			return err
 		}

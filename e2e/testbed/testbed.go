@@ -23,7 +23,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/sluice-gpu/sluice/e2e/cluster"
-	"github.com/sluice-gpu/sluice/e2e/fakegpu"
 	"github.com/sluice-gpu/sluice/e2e/product"
 )
 
@@ -94,7 +93,12 @@ func DefaultValues() map[string]any {
 				map[string]any{"name": "everything-else", "mode": "dynamic"},
 			}},
 		},
-		"quota": map[string]any{"image": image("sluice-quota")},
+		"quota": map[string]any{
+			"image":   image("sluice-quota"),
+			"enforce": "namespaces",
+			// All nodes of the testbed have GPUs, and with them the taint.
+			"tolerations": []any{map[string]any{"key": "nvidia.com/gpu", "operator": "Exists"}},
+		},
 	}
 }
 
@@ -138,7 +142,7 @@ func startCluster(ctx context.Context, o Options) (*cluster.Cluster, error) {
 }
 
 func openCluster(o Options) (*cluster.Cluster, error) {
-	return cluster.Open(cluster.Options{Name: o.Name, Log: o.Log, Hardware: fakegpu.Hardware{}})
+	return cluster.Open(cluster.Options{Name: o.Name, Log: o.Log, Hardware: Hardware{}})
 }
 
 // Stop ends the cluster of that name, whatever state it is in, and leaves nothing of it.
