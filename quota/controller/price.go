@@ -109,6 +109,8 @@ func (c *core) podSet(wl *kueue.Workload, set *kueue.PodSet) (engine.PodSet, fit
 	to.Unfit = map[engine.FlavorName]string{}
 	to.ByFlavor = map[engine.FlavorName]engine.Amounts{}
 	var dearest pricing.Price
+	_, err := c.price("", own)
+	asks := err != nil
 	for _, name := range slices.Sorted(maps.Keys(c.flavors)) {
 		if why := misfit(c.flavors[name], spec); why != "" {
 			to.Unfit[engine.FlavorName(name)] = why
@@ -121,12 +123,17 @@ func (c *core) podSet(wl *kueue.Workload, set *kueue.PodSet) (engine.PodSet, fit
 				return to, place, err
 			}
 			to.Unfit[engine.FlavorName(name)] = fmt.Sprintf("request %q: %s", impossible.Request, impossible.Detail)
+			asks = true
 			continue
 		}
 		dearest = dearest.Max(p)
 		if !p.IsZero() {
 			to.ByFlavor[engine.FlavorName(name)] = amounts(p)
 		}
+	}
+	if dearest.IsZero() && asks {
+		// No flavor can serve it: it must not pass for a pod without devices.
+		dearest.Devices = 1
 	}
 	if !dearest.IsZero() {
 		maps.Copy(to.Requests, amounts(dearest))
@@ -164,7 +171,8 @@ func (c *core) price(flavor string, claims []resourceapi.DeviceClaim) (pricing.P
 	return total, nil
 }
 
-// fleet is the devices of a flavor.
+// fleet is the devices of a flavor; of the flavor "", which selects no node, it
+// is empty and tells only whether a request is the driver's at all.
 func (c *core) fleet(flavor string) *pricing.Fleet {
 	if f := c.fleets[flavor]; f != nil {
 		return f
