@@ -3,11 +3,13 @@
 #
 # Needs a C compiler and nothing else. What is built:
 #   libsluice-cuda.so   mounted in containers over libcuda.so.<driver version>
+#   guard.so            named in the containers' /etc/ld.so.preload
 #
 # Variables, all optional:
 #   CC               compiler                                  gcc
 #   REAL_CUDA        path of the real library in containers    /run/sluice/driver/real-cuda.so
 #   SLUICE_SHARES    folder of the shares in containers        /run/sluice/shares
+#   SLUICE_DRIVER    folder of the guard's stand-ins           /run/sluice/driver
 #   EXTRA_CFLAGS     more flags (sanitizers, -g)
 # The paths are compiled in and can be changed by nobody in the container: the
 # tenant controls the environment.
@@ -18,6 +20,7 @@ src=$(cd "$(dirname "$0")" && pwd)
 cc=${CC:-gcc}
 real=${REAL_CUDA:-/run/sluice/driver/real-cuda.so}
 shares=${SLUICE_SHARES:-/run/sluice/shares}
+driver=${SLUICE_DRIVER:-/run/sluice/driver}
 mkdir -p "$out"
 tmp=$(mktemp -d "$out/.build.XXXXXX")
 trap 'rm -rf "$tmp"' EXIT
@@ -34,10 +37,19 @@ $cc $cflags -I"$src/include" -DSLUICE_REAL_CUDA="\"$real\"" -DSLUICE_SHARES="\"$
     -shared -Wl,-soname,libcuda.so.1 -Wl,-Bsymbolic -Wl,-z,nodelete -Wl,-z,now -Wl,-z,relro -Wl,--hash-style=both \
     -o "$tmp/libsluice-cuda.so" \
     "$src"/src/lock.c "$src"/src/ledger.c "$src"/src/map.c "$src"/src/say.c "$src"/src/files.c \
-    "$src"/src/real.c "$src"/src/process.c "$src"/src/card.c "$src"/src/claim.c \
+    "$src"/src/elf_object.c "$src"/src/real.c "$src"/src/process.c "$src"/src/card.c "$src"/src/claim.c \
     "$src"/src/cuda_start.c "$src"/src/cuda_context.c "$src"/src/cuda_memory.c "$src"/src/cuda_pool.c \
     "$src"/src/cuda_vmm.c "$src"/src/cuda_array.c "$src"/src/cuda_graph.c \
     -Wl,--no-as-needed "$tmp/real.so" -Wl,--as-needed
 
+# The guard calls the real dlopen by a jump, so that its caller stays the
+# caller: an optimisation that must not be switched off (a test shows that it
+# is done).
+$cc $cflags -foptimize-sibling-calls -I"$src/include" -DSLUICE_DRIVER="\"$driver\"" \
+    -shared -Wl,-soname,guard.so -Wl,-Bsymbolic -Wl,-z,now -Wl,-z,relro -Wl,--hash-style=both \
+    -o "$tmp/guard.so" "$src/src/guard.c" "$src/src/elf_object.c"
+
 # Into place by name, so that a reader never sees half a file.
-mv "$tmp/libsluice-cuda.so" "$out/libsluice-cuda.so"
+for file in libsluice-cuda.so guard.so; do
+    mv "$tmp/$file" "$out/$file"
+done

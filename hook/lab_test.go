@@ -32,6 +32,7 @@ type lab struct {
 	dir     string
 	limiter string // the limiter
 	real    string // the driver behind it
+	guard   string // the object for ld.so.preload
 	lib     string // what the loader finds: libcuda.so.1 and its other names
 	play    string
 	linked  string // play, linked against libcuda
@@ -50,6 +51,7 @@ var buildLab = sync.OnceValues(func() (*lab, error) {
 	l := &lab{
 		dir:     dir,
 		limiter: filepath.Join(dir, "out", "libsluice-cuda.so"),
+		guard:   filepath.Join(dir, "out", "guard.so"),
 		real:    filepath.Join(dir, "driver", "real-cuda.so"),
 		lib:     filepath.Join(dir, "lib"),
 		play:    filepath.Join(dir, "play"),
@@ -63,8 +65,10 @@ var buildLab = sync.OnceValues(func() (*lab, error) {
 		func() (err error) { fake, err = simulatedDriver(); return err },
 		func() error { return sh("cp", fake, l.real) },
 		func() error {
-			return sh("env", "REAL_CUDA="+l.real, "SLUICE_SHARES=shares", "EXTRA_CFLAGS=-g", "./build.sh", filepath.Dir(l.limiter))
+			return sh("env", "REAL_CUDA="+l.real, "SLUICE_SHARES=shares", "SLUICE_DRIVER="+filepath.Dir(l.real),
+				"EXTRA_CFLAGS=-g", "./build.sh", filepath.Dir(l.limiter))
 		},
+		func() error { return os.Link(l.limiter, filepath.Join(filepath.Dir(l.real), "limiter-cuda.so")) },
 		// As the driver's mount does it: the limiter under the versioned name.
 		func() error { return os.Link(l.limiter, versioned) },
 		func() error { return os.Symlink(filepath.Base(versioned), filepath.Join(l.lib, "libcuda.so.1")) },
