@@ -201,12 +201,23 @@ func TestADriverThatComesLaterIsFound(t *testing.T) {
 	if inv, err := s.Scan(); err != nil || len(inv.GPUs) != 1 || s.Library() == nil {
 		t.Fatalf("third scan: %v, %v", inv, err)
 	}
-	lib.DeviceGetCountFunc = func() (int, nvml.Return) { return 0, nvml.ERROR_UNINITIALIZED }
-	if _, err := s.Scan(); !errors.Is(err, gpu.ErrUnavailable) {
-		t.Fatalf("scan of an unloaded driver: %v", err)
-	}
-	if s.Library() != nil {
-		t.Error("the library is kept open")
+	for name, fail := range map[string]func(){
+		"unloaded under open handles": func() { lib.InitFunc = func() nvml.Return { return nvml.ERROR_DRIVER_NOT_LOADED } },
+		"broken":                      func() { lib.DeviceGetCountFunc = func() (int, nvml.Return) { return 0, nvml.ERROR_UNKNOWN } },
+	} {
+		count := lib.DeviceGetCountFunc
+		fail()
+		if _, err := s.Scan(); !errors.Is(err, gpu.ErrUnavailable) {
+			t.Fatalf("scan of a driver that is %s: %v", name, err)
+		}
+		if s.Library() != nil {
+			t.Errorf("%s: the library is kept open", name)
+		}
+		lib.InitFunc = func() nvml.Return { return nvml.SUCCESS }
+		lib.DeviceGetCountFunc = count
+		if inv, err := s.Scan(); err != nil || len(inv.GPUs) != 1 {
+			t.Fatalf("scan after it was %s: %v, %v", name, inv, err)
+		}
 	}
 }
 

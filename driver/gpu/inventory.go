@@ -88,6 +88,17 @@ func (s *Scanner) Scan() (Inventory, error) {
 	return inv, err
 }
 
+// alive asks for one more reference to the library and gives it back: a
+// driver whose kernel module is gone refuses it while old handles still
+// answer.
+func (s *Scanner) alive() error {
+	if ret := s.lib.Init(); ret != nvml.SUCCESS {
+		return fmt.Errorf("NVML does not start again: %s: %w", describe(ret), ErrUnavailable)
+	}
+	_ = s.lib.Shutdown()
+	return nil
+}
+
 // Close gives the library back. A later Scan opens it again.
 func (s *Scanner) Close() {
 	if s.lib != nil {
@@ -97,6 +108,9 @@ func (s *Scanner) Close() {
 }
 
 func (s *Scanner) scan() (Inventory, error) {
+	if err := s.alive(); err != nil {
+		return Inventory{}, err
+	}
 	count, ret := s.lib.DeviceGetCount()
 	if ret != nvml.SUCCESS {
 		return Inventory{}, fmt.Errorf("NVML does not count cards: %s: %w", describe(ret), ErrUnavailable)
