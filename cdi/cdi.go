@@ -42,6 +42,10 @@ const (
 	// folder is no library folder, so that ldconfig never prefers them.
 	RealCUDA = "/run/sluice/driver/real-cuda.so"
 	RealNVML = "/run/sluice/driver/real-nvidia-ml.so"
+	// LimiterCUDA and LimiterNVML are where the guard finds the limiter's
+	// libraries: at a path that it can know, whatever the image's folders are.
+	LimiterCUDA = "/run/sluice/driver/limiter-cuda.so"
+	LimiterNVML = "/run/sluice/driver/limiter-nvidia-ml.so"
 	// Guard is preloaded into every program of a limited container.
 	Guard   = "/run/sluice/driver/guard.so"
 	Preload = "/etc/ld.so.preload"
@@ -159,7 +163,11 @@ func (l *Limiter) replace(edits *specs.ContainerEdits) error {
 	if l.Guard != "" {
 		edits.Mounts = append(edits.Mounts,
 			bind(l.Guard, Guard, "ro"),
-			bind(l.Preload, Preload, "ro"))
+			bind(l.Preload, Preload, "ro"),
+			bind(l.CUDA, LimiterCUDA, "ro"))
+		if l.NVML != "" {
+			edits.Mounts = append(edits.Mounts, bind(l.NVML, LimiterNVML, "ro"))
+		}
 	}
 	return nil
 }
