@@ -323,7 +323,8 @@ static CUresult bring_memory(CUgraphExec e)
 			cu_graph_freed(a); /* auto free on launch */
 		r = a->exec ? CUDA_ERROR_INVALID_VALUE : make_live(a, e);
 	}
-	for (; r && i-- > 0; )
+	/* What failed is item i - 1; those before it were made live just now. */
+	for (i = r ? i - 1 : 0; i-- > 0; )
 		if (e->item[i].type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && e->item[i].mem->exec == e)
 			cu_graph_freed(e->item[i].mem);
 	cu_unlock();

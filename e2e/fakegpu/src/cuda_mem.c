@@ -141,7 +141,7 @@ CUresult cu_free(CUdeviceptr ptr)
 
 	cu_lock();
 	struct alloc *a = cu_map_find(ptr);
-	if (!a || a->ptr != ptr || a->kind == A_IPC)
+	if (!a || a->ptr != ptr || a->kind == A_IPC || (a->kind == A_GRAPH && !a->exec))
 		r = CUDA_ERROR_INVALID_VALUE;
 	else if (a->kind == A_POOL)
 		r = cu_pool_free(a);

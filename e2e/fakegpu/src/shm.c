@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/utsname.h>
@@ -251,7 +252,6 @@ static void introduce(struct fg *f, enum fg_kind kind)
 {
 	struct fg_client *k = &f->st->client[f->client % FG_CLIENTS];
 	struct utsname u;
-	FILE *comm;
 
 	__atomic_store_n(&k->id, 0, __ATOMIC_RELEASE);
 	k->pid = (word)getpid();
@@ -261,12 +261,7 @@ static void introduce(struct fg *f, enum fg_kind kind)
 	if (!uname(&u))
 		snprintf(k->host, sizeof k->host, "%.63s", u.nodename);
 	memset(k->comm, 0, sizeof k->comm);
-	comm = fopen("/proc/self/comm", "re");
-	if (comm) {
-		if (fgets(k->comm, sizeof k->comm, comm))
-			k->comm[strcspn(k->comm, "\n")] = '\0';
-		fclose(comm);
-	}
+	prctl(PR_GET_NAME, k->comm, 0, 0, 0);
 	__atomic_store_n(&k->id, f->client, __ATOMIC_RELEASE);
 }
 

@@ -128,6 +128,8 @@ struct fg {
 	char dir[256], dev[256];
 	dev_t fd_dev;
 	ino_t fd_ino;
+	word submitted[FG_MAX_CARDS]; /* mark of our last work, and up to which */
+	word known_done[FG_MAX_CARDS]; /* mark it was seen to be done */
 	word alive_until[FG_SLOTS]; /* a liveness answer is good for 1 ms in the simulation */
 };
 

@@ -219,10 +219,24 @@ static struct fg_slotcard *enter(struct fg *f, int card)
 	return s;
 }
 
+/* The marks of this process only grow, whichever thread is first to tell. */
+static void raise_mark(word *mark, uint64_t value)
+{
+	word old = __atomic_load_n(mark, __ATOMIC_RELAXED);
+
+	while (old < value && !__atomic_compare_exchange_n(mark, &old, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+		;
+}
+
 uint64_t fg_submit(struct fg *f, int card, uint64_t ns, uint64_t event)
 {
 	struct fg_card *c = &f->st->card[card];
 	struct fg_slotcard *s;
+
+	/* Nothing to do, and nothing of ours to wait for. */
+	const word mark = __atomic_load_n(&f->submitted[card], __ATOMIC_RELAXED);
+	if (!ns && !event && mark <= __atomic_load_n(&f->known_done[card], __ATOMIC_RELAXED))
+		return mark;
 
 	for (;;) {
 		s = enter(f, card);
@@ -233,8 +247,9 @@ uint64_t fg_submit(struct fg *f, int card, uint64_t ns, uint64_t event)
 		idle(wait + 1000);
 	}
 	const uint64_t n = s->tail;
-	if (ns == 0 && s->head == s->tail && event == 0) {
-		fg_unlock(f, c); /* nothing to wait for and nothing to do */
+	if (!ns && !event && s->head == s->tail) {
+		fg_unlock(f, c);
+		raise_mark(&f->known_done[card], n);
 		return n;
 	}
 	struct fg_work *w = &s->work[n % FG_QUEUE];
@@ -244,6 +259,7 @@ uint64_t fg_submit(struct fg *f, int card, uint64_t ns, uint64_t event)
 	fg_set(c, &c->ticket, c->ticket + 1);
 	fg_set(c, &s->tail, n + 1);
 	fg_set(c, &c->active[f->slot / 64], c->active[f->slot / 64] | (word)1 << (f->slot % 64));
+	raise_mark(&f->submitted[card], n + 1);
 	fg_unlock(f, c);
 	return n + 1;
 }
@@ -253,6 +269,7 @@ uint64_t fg_done(struct fg *f, int card)
 	uint64_t n = enter(f, card)->head;
 
 	fg_unlock(f, &f->st->card[card]);
+	raise_mark(&f->known_done[card], n);
 	return n;
 }
 
@@ -264,6 +281,7 @@ void fg_wait(struct fg *f, int card, uint64_t n)
 		struct fg_slotcard *s = enter(f, card);
 		/* A tail below n: our descriptors were closed and we were reaped. */
 		if (s->head >= n || s->tail < n) {
+			raise_mark(&f->known_done[card], s->head);
 			fg_unlock(f, c);
 			return;
 		}
