@@ -128,6 +128,35 @@ func (in *Installed) makeDevice(name string) error {
 // Reset empties all cards, their history and their faults, as a power cycle does. The node's
 // description is written anew, too.
 func (in *Installed) Reset() error {
+	if err := in.describe(); err != nil {
+		return err
+	}
+	if out, err := exec.Command(in.Program(ctl), "init", in.StateDir).CombinedOutput(); err != nil {
+		return fmt.Errorf("%w: %s", err, out)
+	}
+	return nil
+}
+
+// Upgrade puts a driver of another version in the place of the one that is installed. The cards
+// keep what they hold: processes that run go on with the libraries that they have open.
+func (in *Installed) Upgrade(version string) error {
+	old := in.Node.driverVersion()
+	in.Node.DriverVersion = version
+	if err := in.installDriver(); err != nil {
+		return err
+	}
+	if old != in.Node.driverVersion() {
+		for _, lib := range libraries {
+			if err := os.Remove(filepath.Join(in.LibDir(), lib.name+".so."+old)); err != nil {
+				return err
+			}
+		}
+	}
+	return in.describe()
+}
+
+// describe writes the node file.
+func (in *Installed) describe() error {
 	text, err := in.Node.text()
 	if err != nil {
 		return err
@@ -135,13 +164,7 @@ func (in *Installed) Reset() error {
 	if err := os.MkdirAll(in.StateDir, 0o755); err != nil {
 		return err
 	}
-	if err := replaceFile(filepath.Join(in.StateDir, "node"), []byte(text)); err != nil {
-		return err
-	}
-	if out, err := exec.Command(in.Program(ctl), "init", in.StateDir).CombinedOutput(); err != nil {
-		return fmt.Errorf("%w: %s", err, out)
-	}
-	return nil
+	return replaceFile(filepath.Join(in.StateDir, "node"), []byte(text))
 }
 
 // copyFile puts a copy of a file under a new inode: programs may have the old one mapped.

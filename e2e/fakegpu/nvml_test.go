@@ -334,3 +334,26 @@ func TestNVLinkLeadsToPeersAndSwitches(t *testing.T) {
 		t.Errorf("a link to a switch leads to device %#x, %v", pci.PciDeviceId, ret)
 	}
 }
+
+func TestUpgradeOfTheDriverKeepsWhatRuns(t *testing.T) {
+	in := install(t, oneCard("T4"))
+	h := hold(t, probeCommand(in, "alloc:1Gi"))
+	if err := in.Upgrade("590.11.22"); err != nil {
+		t.Fatal(err)
+	}
+	lib := openNVML(t, in)
+	if v, _ := lib.SystemGetDriverVersion(); v != "590.11.22" {
+		t.Errorf("driver version %q", v)
+	}
+	if m, _ := handle(t, lib, 0).GetMemoryInfo_v2(); m.Used != gib {
+		t.Errorf("%d bytes are in use", m.Used)
+	}
+	files, _ := filepath.Glob(filepath.Join(in.LibDir(), "*.so.*.*.*"))
+	for _, f := range files {
+		if !strings.HasSuffix(f, ".so.590.11.22") {
+			t.Errorf("%s is left of the old driver", f)
+		}
+	}
+	h.kill()
+	probe(t, in, "alloc:14Gi=SUCCESS")
+}
