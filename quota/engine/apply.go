@@ -276,7 +276,7 @@ func (e *Engine) applyWorkload(spec *Workload) {
 	e.cancelPromise(w)
 	q := w.holder()
 	if q != nil {
-		q.removeHolder(w)
+		e.uncharge(w) // its priority is part of the charge
 	}
 	e.dropShape(w.shape)
 	w.shape, w.told = s, true
@@ -287,10 +287,8 @@ func (e *Engine) applyWorkload(spec *Workload) {
 	e.unkeep(w, false)
 	e.move(w, e.local(spec.LocalQueue))
 	if q != nil {
-		q.addHolder(w)
+		e.charge(w)
 		e.suspect(w)
-		// Its priority may make it a victim.
-		e.holderChanged(q)
 	}
 	e.seat(w)
 }
@@ -391,6 +389,7 @@ func (e *Engine) reseatQueue(q *queue) {
 	for _, c := range q.classes {
 		if c.parked {
 			c.parked = false
+			c.round++
 			q.replace(c)
 		}
 	}

@@ -48,6 +48,10 @@ func (e *Engine) run(t *tree, fit Fit) {
 	}
 	for e.enlist(t, order); ; e.enlist(t, order) {
 		n := order.next(t)
+		if n == nil && len(t.tops) > 0 {
+			e.wakeLater(t)
+			continue
+		}
 		if n == nil {
 			break
 		}
@@ -75,6 +79,7 @@ type lineup interface {
 // enlist nominates the heads of the queues that may have a chance. A queue has
 // one nomination at most, of its present head.
 func (e *Engine) enlist(t *tree, order lineup) {
+	e.wakeChanged(t)
 	for len(t.ready) > 0 {
 		ready := t.ready
 		t.ready = e.readySpare[:0]
@@ -207,7 +212,6 @@ func (e *Engine) admitted(w *work, fit Fit) {
 		fit.Take(w.id, *h.placement)
 	}
 	e.chargeUsage(w)
-	e.holderChanged(h.queue)
 	e.out = append(e.out, Admit{ID: w.id, Assignment: h.assignment, Placement: h.placement})
 }
 
@@ -219,8 +223,8 @@ func (e *Engine) refuse(n *nomination) {
 	if n.room != nil {
 		e.waitForRoom(n)
 	}
-	c.preempts = !n.w.gated && n.q.mayPreempt()
 	e.park(c)
+	e.setWatches(c, !n.w.gated && n.q.mayPreempt())
 	e.say(n.w)
 }
 
@@ -286,25 +290,4 @@ func (e *Engine) keepPromise(t *tree, w *work, fit Fit) {
 	h.state, h.at, h.victims = holding, e.now, nil
 	e.charge(w)
 	e.admitted(w, fit)
-}
-
-// wakeTree has everybody in a tree tried again.
-func (e *Engine) wakeTree(t *tree) {
-	e.touch(t)
-	for _, q := range t.queues {
-		for _, c := range q.classes {
-			e.unpark(c)
-		}
-	}
-}
-
-// wakePreemptors has those tried again who found nobody to evict.
-func (e *Engine) wakePreemptors(t *tree) {
-	for _, q := range t.queues {
-		for _, c := range q.classes {
-			if c.preempts {
-				e.unpark(c)
-			}
-		}
-	}
 }

@@ -44,16 +44,18 @@ type Engine struct {
 
 	// Scratch space, kept to spare the collector: the nominations of a round,
 	// a trial on one cell with the victims found for it, candidates.
-	trial       nomination
-	weighed     []victim
-	found       candidates
-	fairFound   fairSearch
-	stamp       uint64
-	keyBuffer   []byte
-	byBorrowing byBorrowing
-	byShare     byShare
-	spares      []*nomination
-	readySpare  []*queue
+	trial        nomination
+	weighed      []victim
+	found        candidates
+	fairFound    fairSearch
+	stamp        uint64
+	keyBuffer    []byte
+	byBorrowing  byBorrowing
+	byShare      byShare
+	spares       []*nomination
+	readySpare   []*queue
+	blockers     []charge
+	changesSpare []*cell
 }
 
 // New makes an empty engine.

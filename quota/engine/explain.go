@@ -207,24 +207,44 @@ func (e *Engine) shortPhrase(s *shortfall) string {
 // holdersOf are the queues that use what a queue would need, those that borrow
 // most first, at most three.
 func holdersOf(c *cell) []Holder {
-	var out []Holder
-	for _, q := range c.node.root.tree.queues {
-		if qc, ok := q.node.cells[c.FlavorResource]; ok && qc.held > 0 {
-			out = append(out, Holder{Queue: q.name, Used: qc.held, Borrowed: qc.borrowed(held)})
-		}
-	}
-	sort.Slice(out, func(i, j int) bool {
-		a, b := out[i], out[j]
-		if a.Borrowed != b.Borrowed {
-			return a.Borrowed > b.Borrowed
-		}
-		if a.Used != b.Used {
-			return a.Used > b.Used
-		}
-		return a.Queue < b.Queue
-	})
 	const shown = 3
-	return out[:min(len(out), shown)]
+	out := make([]Holder, 0, shown+1)
+	var visit func(*cell)
+	visit = func(c *cell) {
+		if !c.node.isQueue() {
+			for _, child := range c.children {
+				visit(child)
+			}
+			return
+		}
+		if c.held <= 0 {
+			return
+		}
+		h := Holder{Queue: c.node.queue.name, Used: c.held, Borrowed: c.borrowed(held)}
+		i := len(out)
+		for i > 0 && h.before(out[i-1]) {
+			i--
+		}
+		if i == shown {
+			return
+		}
+		out = append(out, Holder{})
+		copy(out[i+1:], out[i:])
+		out[i] = h
+		out = out[:min(len(out), shown)]
+	}
+	visit(c.top())
+	return out
+}
+
+func (a Holder) before(b Holder) bool {
+	if a.Borrowed != b.Borrowed {
+		return a.Borrowed > b.Borrowed
+	}
+	if a.Used != b.Used {
+		return a.Used > b.Used
+	}
+	return a.Queue < b.Queue
 }
 
 // String is the reason as one sentence.

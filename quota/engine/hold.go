@@ -14,7 +14,9 @@ func (e *Engine) charge(w *work) {
 		}
 		if h.state != leaving {
 			c.cell.change(planned, c.amount)
+			c.cell.addPriority(w.priority, c.amount)
 		}
+		e.changed(c.cell)
 	}
 	q := h.queue
 	switch h.state {
@@ -45,7 +47,9 @@ func (e *Engine) uncharge(w *work) {
 		}
 		if h.state != leaving {
 			e.discharge(c, planned)
+			c.cell.addPriority(w.priority, -c.amount)
 		}
+		e.changed(c.cell)
 	}
 	q := h.queue
 	switch h.state {
@@ -105,7 +109,6 @@ func (e *Engine) dropHold(w *work) {
 	if h.state == leaving {
 		e.victimGone(w, h)
 	}
-	e.freed(h)
 	e.forgetQueue(h.queue)
 }
 
@@ -128,7 +131,6 @@ func (e *Engine) cancelPromise(w *work) {
 	if h.placement != nil {
 		e.drops = append(e.drops, w.id)
 	}
-	e.freed(h)
 }
 
 func (e *Engine) cancelPromises(q *queue) {
@@ -167,27 +169,7 @@ func (e *Engine) applyAdmitted(ev *Admitted) {
 	e.charge(w)
 	w.said = saying{}
 	e.unkeep(w, true)
-	if old != nil && (old.queue != q || !covers(h.charges, old.charges)) {
-		e.freed(old)
-	}
-	e.holderChanged(q)
 	e.suspect(w)
-}
-
-// covers says that charges a are nowhere less than charges b.
-func covers(a, b []charge) bool {
-	for _, y := range b {
-		found := false
-		for _, x := range a {
-			if x.cell == y.cell {
-				found = x.amount >= y.amount
-			}
-		}
-		if !found {
-			return false
-		}
-	}
-	return true
 }
 
 // chargesOf finds the cells of an assignment. Amounts below zero count as none.
@@ -247,7 +229,6 @@ func (e *Engine) startLeaving(w *work) {
 		return
 	}
 	e.setState(w, leaving)
-	e.freed(w.hold)
 }
 
 func (e *Engine) evictionFailed(id WorkloadID) {
@@ -261,7 +242,6 @@ func (e *Engine) evictionFailed(id WorkloadID) {
 	}
 	w.hold.forWork, w.hold.reason = "", ""
 	e.setState(w, holding)
-	e.holderChanged(w.hold.queue)
 	e.suspect(w)
 }
 
@@ -341,19 +321,4 @@ func (e *Engine) stopMessage(w *work, reason EvictReason) string {
 		return "LocalQueue " + w.local.name.String() + " is stopped (stopPolicy " + string(w.local.spec.Stop) + ")"
 	}
 	return "the workload was deactivated (spec.active is false)"
-}
-
-// freed follows a lower usage: those who wait for it are tried again.
-func (e *Engine) freed(h *hold) {
-	if t := h.queue.tree(); t != nil {
-		e.wakeTree(t)
-	}
-}
-
-// holderChanged follows a new holder, who may be a victim for those that found
-// none.
-func (e *Engine) holderChanged(q *queue) {
-	if t := q.tree(); t != nil {
-		e.wakePreemptors(t)
-	}
 }

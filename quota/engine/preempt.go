@@ -204,7 +204,6 @@ func (e *Engine) promise(n *nomination, a Assignment, p *Placement, fit Fit) {
 	if fit != nil && p != nil {
 		fit.Take(w.id, *p)
 	}
-	e.freed(h)
 	e.say(w)
 }
 

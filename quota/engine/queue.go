@@ -86,9 +86,9 @@ type class struct {
 	place int
 	// parked classes were tried in vain and wait for a change.
 	parked bool
-	// preempts says that the trial failed for want of victims, so that a new
-	// holder may change it.
-	preempts bool
+	// round counts how often it was parked or woken: watches of another round
+	// are void.
+	round uint32
 	// room is what Fit said last; roomFlavors are the flavors that it was about.
 	room        *NoRoom
 	roomFlavors []FlavorName
@@ -179,6 +179,7 @@ func (e *Engine) leave(w *work) {
 	w.class = nil
 	q.pending--
 	if c.size() == 0 {
+		c.round++
 		delete(q.classes, c.key)
 		delete(e.roomWaiters, c)
 		c.key.lane.classes--
@@ -215,6 +216,7 @@ func (e *Engine) unpark(c *class) {
 		return
 	}
 	c.parked = false
+	c.round++
 	c.queue.replace(c)
 	e.wakeQueue(c.queue)
 }
@@ -327,6 +329,7 @@ func (q *queue) sumUsage() {
 		for _, c := range w.hold.charges {
 			c.cell.held = c.cell.held.Add(c.amount)
 			if w.hold.state == holding {
+				c.cell.addPriority(w.priority, c.amount)
 				c.cell.planned = c.cell.planned.Add(c.amount)
 			}
 		}

@@ -38,6 +38,19 @@ type cell struct {
 	held, planned Amount
 	// holders counts charges on a leaf's cell.
 	holders int
+
+	// What follows says whom a change may help; see watch.go. On a leaf's cell:
+	watches    watchHeap
+	claims     []claims
+	roomClaims []watch
+	byPriority []atPriority
+	dirty      bool
+	// on an inner cell:
+	kids [kinds]needHeap
+	// on all but a root's:
+	needs needs
+	// on a root's:
+	dirtyTop bool
 }
 
 func (c *cell) usage(a account) *Amount {

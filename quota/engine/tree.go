@@ -62,6 +62,12 @@ type tree struct {
 	inFlight int
 	// touched says that decisions may have changed.
 	touched bool
+	// changes are the leaves' cells whose usage changed, tops their roots;
+	// restless and deep are woken by any change. See watch.go.
+	changes  []*cell
+	tops     []*cell
+	restless []watch
+	deep     []deepClaim
 }
 
 func (n *node) isQueue() bool { return n.queue != nil }
@@ -81,6 +87,7 @@ func (n *node) cell(fr FlavorResource) *cell {
 		return c
 	}
 	c := &cell{node: n, FlavorResource: fr}
+	c.forgetWatches()
 	if n.cells == nil {
 		n.cells = map[FlavorResource]*cell{}
 	}
@@ -213,6 +220,7 @@ func (e *Engine) settle() {
 			}
 			t.ready = t.ready[:0]
 			t.promised, t.queues = nil, nil
+			t.changes, t.tops, t.restless, t.deep = nil, nil, nil, nil
 			t.inFlight = 0
 			e.settleTree(top, t, nil, 0)
 			e.touch(t)
@@ -330,6 +338,7 @@ func (n *node) compute(parent *node) {
 		c.listed = false
 		c.subtree, c.held, c.planned = 0, 0, 0
 		c.parent, c.children = nil, nil
+		c.forgetWatches()
 	}
 	for _, q := range n.quotas {
 		c := n.cell(q.FlavorResource)

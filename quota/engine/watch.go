@@ -1,0 +1,536 @@
+package engine
+
+import "container/heap"
+
+// Who is tried again, and when. A class that was refused is not tried again until
+// something happens that could help it. What that is, is written down when it is
+// parked:
+//
+//   - For one group of its plan no flavor will do. For each flavor there is a cell
+//     of which more is asked than there is. The class watches those cells: it is
+//     woken when one of them has as much available as is asked.
+//   - If it may evict, it is also woken when enough of the cell may be evicted.
+//   - If no such cell can be named (it fails only in combination, or for want of
+//     victims that a bound cannot foresee), it is restless: any change in its tree
+//     wakes it.
+//
+// So that a change need not ask a thousand queues, every cell keeps its children
+// in heaps by need: how much must be available to the parent for somebody below
+// to be woken. A change updates the needs on its own way to the root; then the
+// heaps tell from the top who can be woken, or that nobody can.
+//
+// Those who would not borrow are woken first and the others only when nobody of
+// the first is left to try, since they would come after them anyhow.
+
+// kinds of need: of those who would stay within their queue's own quota, and of
+// those who would borrow.
+const (
+	within = iota
+	borrowing
+	kinds
+)
+
+// watch is a class that waits for an amount of a cell. It is void once the class
+// was woken, that is, once its round differs.
+type watch struct {
+	asked Amount
+	class *class
+	round uint32
+}
+
+func (w watch) void() bool { return w.class.round != w.round }
+
+// watchHeap has the smallest amount on top.
+type watchHeap []watch
+
+func (h watchHeap) Len() int           { return len(h) }
+func (h watchHeap) Less(i, j int) bool { return h[i].asked < h[j].asked }
+func (h watchHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *watchHeap) Push(x any)        { *h = append(*h, x.(watch)) }
+func (h *watchHeap) Pop() any {
+	old := *h
+	w := old[len(old)-1]
+	old[len(old)-1] = watch{}
+	*h = old[:len(old)-1]
+	return w
+}
+
+// add puts a watch in, and now and then throws the void ones out.
+func (h *watchHeap) add(w watch) {
+	if len(*h) >= 16 && len(*h) == cap(*h) {
+		live := (*h)[:0]
+		for _, x := range *h {
+			if !x.void() {
+				live = append(live, x)
+			}
+		}
+		clear((*h)[len(live):])
+		*h = live
+		heap.Init(h)
+	}
+	heap.Push(h, w)
+}
+
+// least is the smallest amount that is waited for.
+func (h *watchHeap) least() (Amount, bool) {
+	for len(*h) > 0 && (*h)[0].void() {
+		heap.Pop(h)
+	}
+	if len(*h) == 0 {
+		return 0, false
+	}
+	return (*h)[0].asked, true
+}
+
+// claims are the watches of those who may evict, by priority.
+type claims struct {
+	priority int32
+	heap     watchHeap
+}
+
+// needs are what a cell waits for from its parent, and where it stands in the
+// parent's heaps.
+type needs struct {
+	amount [kinds]Amount
+	place  [kinds]int32
+}
+
+// needHeap has the cell with the least need on top. It is a heap of its own kind:
+// it is on the path of every change.
+type needHeap struct {
+	cells []*cell
+	kind  int
+}
+
+func (h *needHeap) less(a, b *cell) bool { return a.needs.amount[h.kind] < b.needs.amount[h.kind] }
+
+func (h *needHeap) set(i int, c *cell) {
+	h.cells[i] = c
+	c.needs.place[h.kind] = int32(i) + 1
+}
+
+func (h *needHeap) up(i int) {
+	c := h.cells[i]
+	for i > 0 {
+		p := (i - 1) / 2
+		if !h.less(c, h.cells[p]) {
+			break
+		}
+		h.set(i, h.cells[p])
+		i = p
+	}
+	h.set(i, c)
+}
+
+func (h *needHeap) down(i int) {
+	c := h.cells[i]
+	for {
+		k := 2*i + 1
+		if k >= len(h.cells) {
+			break
+		}
+		if k+1 < len(h.cells) && h.less(h.cells[k+1], h.cells[k]) {
+			k++
+		}
+		if !h.less(h.cells[k], c) {
+			break
+		}
+		h.set(i, h.cells[k])
+		i = k
+	}
+	h.set(i, c)
+}
+
+// update gives a cell a new need; Unlimited takes it out.
+func (h *needHeap) update(c *cell, need Amount) {
+	i := int(c.needs.place[h.kind]) - 1
+	old := c.needs.amount[h.kind]
+	c.needs.amount[h.kind] = need
+	switch {
+	case i < 0 && need == Unlimited:
+	case i < 0:
+		h.cells = append(h.cells, c)
+		h.up(len(h.cells) - 1)
+	case need == Unlimited:
+		last := len(h.cells) - 1
+		c.needs.place[h.kind] = 0
+		moved := h.cells[last]
+		h.cells[last] = nil
+		h.cells = h.cells[:last]
+		if moved != c {
+			h.set(i, moved)
+			h.down(i)
+			h.up(int(moved.needs.place[h.kind]) - 1)
+		}
+	case need < old:
+		h.up(i)
+	case need > old:
+		h.down(i)
+	}
+}
+
+// need works out what a cell waits for.
+func (c *cell) need(kind int) Amount {
+	var asked Amount
+	if c.node.isQueue() {
+		least, ok := c.watches.least()
+		if !ok || (least > c.subtree.Sub(c.planned)) != (kind == borrowing) {
+			return Unlimited
+		}
+		asked = least
+	} else {
+		h := &c.kids[kind]
+		if len(h.cells) == 0 {
+			return Unlimited
+		}
+		asked = h.cells[0].needs.amount[kind]
+	}
+	need := asked.Sub(c.localAvailable(planned))
+	if c.quota.Borrow != nil {
+		guaranteed := c.guaranteed()
+		own := c.subtree.Sub(guaranteed).Sub(max(0, c.planned.Sub(guaranteed)))
+		if need > own.Add(*c.quota.Borrow) {
+			return Unlimited // its own limit is in the way
+		}
+	}
+	return need
+}
+
+// refreshNeeds brings the needs from a cell up to the root up to date.
+func (c *cell) refreshNeeds() {
+	for ; c.parent != nil; c = c.parent {
+		for kind := range kinds {
+			c.parent.kids[kind].kind = kind
+			c.parent.kids[kind].update(c, c.need(kind))
+		}
+	}
+}
+
+// changed notes that the usage of a leaf's cell changed, for better or worse.
+func (e *Engine) changed(c *cell) {
+	t := c.node.queue.tree()
+	if t == nil {
+		return
+	}
+	if !c.dirty {
+		c.dirty = true
+		t.changes = append(t.changes, c)
+	}
+	e.touch(t)
+}
+
+// wakeChanged wakes whom the changes since the last call may help, and says
+// whether there was anything to look at.
+func (e *Engine) wakeChanged(t *tree) {
+	if len(t.changes) == 0 {
+		return
+	}
+	changes := t.changes
+	t.changes = e.changesSpare[:0]
+	for _, c := range changes {
+		c.dirty = false
+		c.refreshNeeds()
+		e.wakeClaims(c)
+		if top := c.top(); !top.dirtyTop {
+			top.dirtyTop = true
+			t.tops = append(t.tops, top)
+		}
+	}
+	e.changesSpare = changes[:0]
+	for _, top := range t.tops {
+		e.wakeBelow(top, within)
+		if e.opts.fair && t.root.height > 1 {
+			// Shares of cohorts, not of queues, may decide.
+			e.wakeBelow(top, borrowing)
+		}
+	}
+	if len(t.restless) > 0 {
+		restless := t.restless
+		t.restless = nil
+		for _, w := range restless {
+			if !w.void() {
+				e.unpark(w.class)
+			}
+		}
+	}
+	if len(t.deep) > 0 {
+		e.wakeDeep(t)
+	}
+}
+
+// wakeLater wakes those who would borrow.
+func (e *Engine) wakeLater(t *tree) {
+	tops := t.tops
+	t.tops = t.tops[:0]
+	for _, top := range tops {
+		top.dirtyTop = false
+		e.wakeBelow(top, borrowing)
+	}
+}
+
+// wakeBelow wakes those below a cell whose need is met.
+func (e *Engine) wakeBelow(c *cell, kind int) {
+	if c.node.isQueue() {
+		e.wakeLeaf(c)
+		return
+	}
+	above := c.available(planned)
+	h := &c.kids[kind]
+	for len(h.cells) > 0 && h.cells[0].needs.amount[kind] <= above {
+		child := h.cells[0]
+		before := child.needs.amount[kind]
+		e.wakeBelow(child, kind)
+		for k := range kinds {
+			c.kids[k].kind = k
+			c.kids[k].update(child, child.need(k))
+		}
+		if len(h.cells) > 0 && h.cells[0] == child && child.needs.amount[kind] == before {
+			return
+		}
+	}
+}
+
+// wakeLeaf wakes those whose amount is available to a queue.
+func (e *Engine) wakeLeaf(c *cell) {
+	available := c.available(planned)
+	for {
+		least, ok := c.watches.least()
+		if !ok || least > available {
+			return
+		}
+		e.unpark(c.watches[0].class)
+	}
+}
+
+// wakeClaims wakes those of a queue who may now evict enough.
+func (e *Engine) wakeClaims(c *cell) {
+	for i := range c.claims {
+		cl := &c.claims[i]
+		for {
+			least, ok := cl.heap.least()
+			if !ok || !e.mayClaim(c, least, cl.heap[0].class.first(), cl.heap[0].class.queue) {
+				break
+			}
+			e.unpark(cl.heap[0].class)
+		}
+	}
+	if len(c.roomClaims) > 0 {
+		waiting := c.roomClaims
+		c.roomClaims = nil
+		for _, w := range waiting {
+			if !w.void() {
+				e.unpark(w.class)
+			}
+		}
+	}
+}
+
+// wakeDeep looks at the claims that a change elsewhere in a deep tree may help:
+// what a cohort has a right to depends on the usage of all below it.
+func (e *Engine) wakeDeep(t *tree) {
+	kept := t.deep[:0]
+	for _, d := range t.deep {
+		switch {
+		case d.void():
+		case e.mayClaim(d.cell, d.asked, d.class.first(), d.class.queue):
+			e.unpark(d.class)
+		default:
+			kept = append(kept, d)
+		}
+	}
+	clear(t.deep[len(kept):])
+	t.deep = kept
+}
+
+// deepClaim is a watch of a cell.
+type deepClaim struct {
+	watch
+	cell *cell
+}
+
+// mayClaim is a bound: false if no eviction that the queue's policies allow can
+// make an amount of a cell available.
+func (e *Engine) mayClaim(c *cell, asked Amount, w *work, q *queue) bool {
+	p := q.spec.Preemption
+	own := Amount(0)
+	switch p.WithinQueue {
+	case LowerPriority:
+		own = c.plannedBelow(w.priority)
+	case LowerOrNewerEqualPriority:
+		own = c.plannedBelow(w.priority + 1)
+		if w.priority == maxPriority {
+			own = c.planned
+		}
+	}
+	if asked <= c.available(planned).Add(own) {
+		return true
+	}
+	if p.Reclaim == Never || p.Reclaim == "" || c.parent == nil {
+		return false
+	}
+	if e.opts.fair || p.BorrowWithin == LowerPriority {
+		return true
+	}
+	// Others are reclaimed from only if the request fits the quota of the queue
+	// or of a cohort above it, short of the root.
+	for n := c; n.parent != nil; n = n.parent {
+		if n.planned.Sub(own).Add(asked) <= n.subtree {
+			return true
+		}
+		asked = asked.Sub(n.localAvailable(planned).Add(own))
+	}
+	return false
+}
+
+const maxPriority = 1<<31 - 1
+
+// addPriority keeps, for a leaf's cell, how much is planned at each priority.
+func (c *cell) addPriority(priority int32, amount Amount) {
+	lo := 0
+	for lo < len(c.byPriority) && c.byPriority[lo].priority < priority {
+		lo++
+	}
+	if lo == len(c.byPriority) || c.byPriority[lo].priority != priority {
+		c.byPriority = append(c.byPriority, atPriority{})
+		copy(c.byPriority[lo+1:], c.byPriority[lo:])
+		c.byPriority[lo] = atPriority{priority: priority}
+	}
+	c.byPriority[lo].amount = c.byPriority[lo].amount.Add(amount)
+	if c.byPriority[lo].amount <= 0 {
+		c.byPriority = append(c.byPriority[:lo], c.byPriority[lo+1:]...)
+	}
+}
+
+type atPriority struct {
+	priority int32
+	amount   Amount
+}
+
+// plannedBelow is what is planned below a priority.
+func (c *cell) plannedBelow(priority int32) Amount {
+	var sum Amount
+	for _, p := range c.byPriority {
+		if p.priority >= priority {
+			break
+		}
+		sum = sum.Add(p.amount)
+	}
+	return sum
+}
+
+// setWatches writes down what may help a class that was refused.
+func (e *Engine) setWatches(c *class, mayEvict bool) {
+	c.round++
+	if c.room != nil {
+		e.watchRoom(c, mayEvict)
+		return
+	}
+	for s := range c.plan.sets {
+		set := &c.plan.sets[s]
+		count := set.spec.Count
+		if set.spec.MinCount > 0 {
+			count = set.spec.MinCount
+		}
+		for g := range set.groups {
+			if e.watchGroup(c, set.groups[g].options, count, mayEvict) {
+				return
+			}
+		}
+	}
+	e.watchAll(c)
+}
+
+// watchAll makes a class restless.
+func (e *Engine) watchAll(c *class) {
+	if t := c.queue.tree(); t != nil && c.plan.refused == nil {
+		t.restless = append(t.restless, watch{class: c, round: c.round})
+	}
+}
+
+// watchRoom watches for victims in the class's own queue, and for the flavors
+// that were out of quota; the rest is told by RoomChanged.
+func (e *Engine) watchRoom(c *class, mayEvict bool) {
+	for s := range c.plan.sets {
+		set := &c.plan.sets[s]
+		for _, g := range set.groups {
+			for _, o := range g.options {
+				for _, a := range o.asks {
+					if asked := a.amount(set.spec.Count); asked > a.cell.available(planned) {
+						e.watchCell(c, a.cell, asked, mayEvict)
+					} else if mayEvict && asked > 0 {
+						a.cell.roomClaims = append(a.cell.roomClaims, watch{class: c, round: c.round})
+					}
+				}
+			}
+		}
+	}
+}
+
+// watchGroup watches the cells that stand in the way of every flavor of a group,
+// if there is one for each.
+func (e *Engine) watchGroup(c *class, options []option, count int32, mayEvict bool) bool {
+	w := c.first()
+	e.blockers = e.blockers[:0]
+	for i := range options {
+		if options[i].unfit != "" {
+			continue
+		}
+		found := false
+		for _, a := range options[i].asks {
+			asked := a.amount(count)
+			if asked == 0 {
+				continue
+			}
+			if asked > a.cell.most() {
+				found = true // only a change of quotas helps, and that wakes all
+				break
+			}
+			if asked > a.cell.available(planned) && !(mayEvict && e.mayClaim(a.cell, asked, w, c.queue)) {
+				e.blockers = append(e.blockers, charge{a.cell, asked})
+				found = true
+				break
+			}
+		}
+		if !found {
+			return false
+		}
+	}
+	for _, b := range e.blockers {
+		e.watchCell(c, b.cell, b.amount, mayEvict)
+	}
+	return true
+}
+
+func (e *Engine) watchCell(c *class, cell *cell, asked Amount, mayEvict bool) {
+	w := watch{asked: asked, class: c, round: c.round}
+	cell.watches.add(w)
+	cell.refreshNeeds()
+	if !mayEvict {
+		return
+	}
+	claim := cell.claim(c.key.priority)
+	claim.heap.add(w)
+	t := c.queue.tree()
+	if p := c.queue.spec.Preemption.Reclaim; t.root.height > 1 && p != Never && p != "" {
+		t.deep = append(t.deep, deepClaim{w, cell})
+	}
+}
+
+func (c *cell) claim(priority int32) *claims {
+	for i := range c.claims {
+		if c.claims[i].priority == priority {
+			return &c.claims[i]
+		}
+	}
+	c.claims = append(c.claims, claims{priority: priority})
+	return &c.claims[len(c.claims)-1]
+}
+
+// forgetWatches clears what hangs on a cell, before its tree is computed anew.
+func (c *cell) forgetWatches() {
+	c.watches, c.claims, c.roomClaims = nil, nil, nil
+	c.kids = [kinds]needHeap{}
+	c.needs = needs{amount: [kinds]Amount{Unlimited, Unlimited}}
+	c.dirty, c.dirtyTop = false, false
+	c.byPriority = c.byPriority[:0]
+}
