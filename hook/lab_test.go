@@ -63,14 +63,20 @@ var buildLab = sync.OnceValues(func() (*lab, error) {
 		func() error { return os.MkdirAll(l.lib, 0o755) },
 		func() error { return os.MkdirAll(filepath.Dir(l.real), 0o755) },
 		func() (err error) { fake, err = simulatedDriver(); return err },
-		func() error { return sh("cp", fake, l.real) },
+		func() error { return sh("cp", filepath.Join(fake, "libcuda.so."+driverVersion), l.real) },
 		func() error {
-			return sh("env", "REAL_CUDA="+l.real, "SLUICE_SHARES=shares", "SLUICE_DRIVER="+filepath.Dir(l.real),
+			return sh("cp", filepath.Join(fake, "libnvidia-ml.so."+driverVersion), filepath.Join(filepath.Dir(l.real), "real-nvidia-ml.so"))
+		},
+		func() error {
+			return sh("env", "REAL_CUDA="+l.real, "REAL_NVML="+filepath.Join(filepath.Dir(l.real), "real-nvidia-ml.so"), "SLUICE_SHARES=shares", "SLUICE_DRIVER="+filepath.Dir(l.real),
 				"EXTRA_CFLAGS=-g", "./build.sh", filepath.Dir(l.limiter))
 		},
 		func() error { return os.Link(l.limiter, filepath.Join(filepath.Dir(l.real), "limiter-cuda.so")) },
 		// As the driver's mount does it: the limiter under the versioned name.
 		func() error { return os.Link(l.limiter, versioned) },
+		func() error {
+			return os.Link(filepath.Join(filepath.Dir(l.limiter), "libsluice-nvml.so"), filepath.Join(l.lib, "libnvidia-ml.so.1"))
+		},
 		func() error { return os.Symlink(filepath.Base(versioned), filepath.Join(l.lib, "libcuda.so.1")) },
 		func() error {
 			return sh("gcc", "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-Iinclude", "-o", l.play, "test/play.c", "-ldl", "-lpthread")
@@ -88,7 +94,7 @@ var buildLab = sync.OnceValues(func() (*lab, error) {
 	return l, nil
 })
 
-// simulatedDriver returns the simulated libcuda. It is built when its sources
+// simulatedDriver returns the folder of the simulated driver. It is built when its sources
 // have changed and kept among the user's cached files, as it takes longer than
 // most tests.
 func simulatedDriver() (string, error) {
@@ -110,9 +116,8 @@ func simulatedDriver() (string, error) {
 		cache = os.TempDir()
 	}
 	kept := filepath.Join(cache, "sluice", fmt.Sprintf("fakegpu-%x", sum.Sum(nil)[:8]))
-	library := filepath.Join(kept, "libcuda.so."+driverVersion)
-	if _, err := os.Stat(library); err == nil {
-		return library, nil
+	if _, err := os.Stat(kept); err == nil {
+		return kept, nil
 	}
 	if err := os.MkdirAll(filepath.Dir(kept), 0o755); err != nil {
 		return "", err
@@ -129,7 +134,7 @@ func simulatedDriver() (string, error) {
 	if err := os.Rename(fresh, kept); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", err
 	}
-	return library, nil
+	return kept, nil
 }
 
 func sh(name string, args ...string) error {
