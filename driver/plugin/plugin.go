@@ -138,7 +138,7 @@ func (d *Driver) Run(ctx context.Context) error {
 	}
 	d.store.Report = func(f state.Finding) { reportFinding(log, f) }
 	d.removeDeadSockets(ctx)
-	if err := d.recover(ctx); err != nil {
+	if err := d.settle(ctx); err != nil {
 		return err
 	}
 	if err := d.look(ctx); err != nil {

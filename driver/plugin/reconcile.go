@@ -44,9 +44,9 @@ func (d *Driver) removeDeadSockets(ctx context.Context) {
 	}
 }
 
-// recover brings files and checkpoint into step after a start: what a process
+// settle brings files and checkpoint into step after a start: what a process
 // left that died half way, and what a reboot made untrue.
-func (d *Driver) recover(ctx context.Context) error {
+func (d *Driver) settle(ctx context.Context) error {
 	return d.store.Update(func(cp *state.Checkpoint) error {
 		swept, err := d.files.sweep(cp)
 		for _, uid := range swept {
