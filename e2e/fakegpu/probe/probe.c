@@ -268,6 +268,12 @@ static CUresult run(const char *name, const char *arg, unsigned long count)
 	exit(2);
 }
 
+static void leave(int signal_number)
+{
+	(void)signal_number;
+	_exit(0);
+}
+
 static void step(const char *text)
 {
 	char copy[256];
@@ -286,6 +292,9 @@ static void step(const char *text)
 
 	printf("{\"step\":\"%s\"", text);
 	if (!strcmp(copy, "hold")) {
+		/* As process 1 of a container it would not end by itself. */
+		signal(SIGTERM, leave);
+		signal(SIGINT, leave);
 		printf("}\n");
 		fflush(stdout);
 		for (;;)
