@@ -53,6 +53,23 @@ func Checks() []Check {
 		unprepareChecks, parallelChecks, refusalChecks, healthChecks, restartChecks)
 }
 
+// Table is all checks as a Markdown table.
+func Table() string {
+	var b strings.Builder
+	b.WriteString("| check | | contract | source |\n|---|---|---|---|\n")
+	for _, c := range Checks() {
+		kind := "must"
+		if c.Level == Should {
+			kind = "should"
+		}
+		if c.Restarts {
+			kind += ", restarts"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", c.Name, kind, c.Contract, c.Source)
+	}
+	return b.String()
+}
+
 // violation says that the driver broke the contract.
 type violation struct{ asked, answered string }
 

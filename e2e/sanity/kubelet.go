@@ -142,6 +142,9 @@ func register(ctx context.Context, socket string, d *Driver) (*plugin, error) {
 // find looks for the plugin once.
 func find(ctx context.Context, d *Driver) (*plugin, error) {
 	if d.RegistryDir == "" && d.RegistrationSocket == "" {
+		if err := isSocket(d.Socket); err != nil {
+			return nil, err
+		}
 		conn, err := dial(d.Socket)
 		return &plugin{conn: conn, limit: d.CallTimeout}, err
 	}

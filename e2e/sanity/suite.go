@@ -50,6 +50,10 @@ func newSuite(ctx context.Context, d Driver) (_ *suite, err error) {
 			return nil, err
 		}
 	}
+	// A driver that is not there would fail each check alike.
+	if err := s.ready(ctx); err != nil {
+		return nil, fmt.Errorf("the driver cannot be called:\n%w", err)
+	}
 	return s, nil
 }
 

@@ -8,7 +8,9 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path"
 	"path/filepath"
+	"slices"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -56,7 +58,8 @@ Without --kubeconfig it runs etcd and a kube-apiserver on loopback.`,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.list {
-				return list(cmd.OutOrStdout())
+				_, err := io.WriteString(cmd.OutOrStdout(), sanity.Table())
+				return err
 			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
@@ -83,12 +86,20 @@ Without --kubeconfig it runs etcd and a kube-apiserver on loopback.`,
 	f.DurationVar(&d.Quiet, "quiet", 0, "how long slices are watched for needless writes (default 30s)")
 	f.DurationVar(&d.Reconcile, "reconcile", 0, "how long the driver may take to clean up by itself after a vanished claim; 0: not checked")
 	f.BoolVar(&d.Overlap, "overlap", false, "the driver supports rolling updates: a second instance may be started while one runs, with another POD_UID in its environment")
-	f.BoolVar(&o.list, "list", false, "list the checks and end")
+	f.BoolVar(&o.list, "list", false, "list the checks as a table and end")
 	return cmd
 }
 
 func run(ctx context.Context, o options, out io.Writer) error {
 	d := o.driver
+	if d.Name == "" {
+		return errors.New("set --driver-name to the name of the DRA driver")
+	}
+	for _, pattern := range slices.Concat(d.Only, d.Except) {
+		if _, err := path.Match(pattern, ""); err != nil {
+			return fmt.Errorf("pattern %q: %w", pattern, err)
+		}
+	}
 	if o.parameters != "" {
 		if !json.Valid([]byte(o.parameters)) {
 			return fmt.Errorf("--parameters is not JSON: %s", o.parameters)
@@ -125,6 +136,9 @@ func run(ctx context.Context, o options, out io.Writer) error {
 		fmt.Fprintln(out, r)
 	})
 	if err != nil {
+		if o.startCommand != "" && o.log == "" {
+			err = fmt.Errorf("%w\n--driver-log FILE keeps what the driver prints", err)
+		}
 		return err
 	}
 	fmt.Fprintf(out, "%d passed, %d failed, %d with advice, %d not applicable\n",
@@ -153,8 +167,9 @@ func (o options) setDefaultFolders(d *sanity.Driver) {
 
 // prepareStart makes the folders of a driver that the suite starts.
 func (o options) prepareStart(d *sanity.Driver) (cleanUp func(), err error) {
-	// Paths of sockets are short: see unix(7).
-	dir, err := os.MkdirTemp("", "sanity")
+	// A socket's path has at most 107 bytes (unix(7)): those here are as short
+	// as below /var/lib/kubelet.
+	dir, err := os.MkdirTemp("/tmp", "s")
 	if err != nil {
 		return nil, err
 	}
@@ -171,7 +186,7 @@ func (o options) prepareStart(d *sanity.Driver) (cleanUp func(), err error) {
 		}
 	}()
 	if o.kubeletDir == "" {
-		o.kubeletDir = filepath.Join(dir, "kubelet")
+		o.kubeletDir = dir
 	}
 	if o.cdiDir == "" {
 		o.cdiDir = filepath.Join(dir, "cdi")
@@ -196,15 +211,4 @@ func (o options) prepareStart(d *sanity.Driver) (cleanUp func(), err error) {
 		d.Output = log
 	}
 	return cleanUp, nil
-}
-
-func list(out io.Writer) error {
-	for _, c := range sanity.Checks() {
-		kind := "must"
-		if c.Level == sanity.Should {
-			kind = "should"
-		}
-		fmt.Fprintf(out, "%s (%s)\n  %s\n  source: %s\n", c.Name, kind, c.Contract, c.Source)
-	}
-	return nil
 }
