@@ -43,7 +43,7 @@ import (
 // node is a machine with made-up cards on which drivers are started and
 // stopped. Its folders, boot id and API objects outlive each driver.
 type node struct {
-	t      *testing.T
+	t      testing.TB
 	dir    string
 	lib    *gputest.Library
 	source *source
@@ -55,7 +55,7 @@ type node struct {
 	podUID  types.UID
 }
 
-func newNode(t *testing.T, models ...gpus.Config) *node {
+func newNode(t testing.TB, models ...gpus.Config) *node {
 	t.Helper()
 	// t.TempDir is too long for a socket's path.
 	dir, err := os.MkdirTemp("", "node")
@@ -380,7 +380,7 @@ func names(devices []resourceapi.Device) []string {
 	return out
 }
 
-func eventually(t *testing.T, what string, ok func() bool) {
+func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		if ok() {
