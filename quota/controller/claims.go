@@ -69,7 +69,11 @@ func (r *claimReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl
 	a, run := admitted(wl)
 	if !run {
 		if wl.Status.Admission != nil && conditionTrue(wl, kueue.WorkloadEvicted) {
-			return ctrl.Result{}, r.leave(ctx, claim)
+			err := r.leave(ctx, claim)
+			if apierrors.IsConflict(err) {
+				return ctrl.Result{RequeueAfter: recheck}, nil
+			}
+			return ctrl.Result{}, err
 		}
 		return ctrl.Result{}, nil
 	}
@@ -78,6 +82,8 @@ func (r *claimReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl
 	}
 	err = r.open(ctx, claim, wl, a)
 	switch {
+	case errors.Is(err, errWait):
+		return ctrl.Result{RequeueAfter: recheck}, nil
 	case errors.As(err, new(*noRoomError)):
 		r.event(claim, corev1.EventTypeWarning, "NoRoom", "Admitted by ClusterQueue %s, but waits for room: %s", a.ClusterQueue, err)
 		return ctrl.Result{RequeueAfter: gateRetry}, nil
@@ -154,6 +160,7 @@ func (r *claimReconciler) unused(ctx context.Context, claim *resourceapi.Resourc
 	if err := r.takeBack(ctx, now); err != nil {
 		return err
 	}
+	r.placeLost(claimWorkload(claim), claim.UID)
 	wl := &kueue.Workload{}
 	if err := r.client.Get(ctx, nameOf(claimWorkload(claim)), wl); err != nil {
 		return client.IgnoreNotFound(err)
@@ -164,8 +171,9 @@ func (r *claimReconciler) unused(ctx context.Context, claim *resourceapi.Resourc
 // leave makes the users of an evicted claim go.
 func (r *claimReconciler) leave(ctx context.Context, claim *resourceapi.ResourceClaim) error {
 	if err := r.takeBack(ctx, claim); err != nil {
-		return ignoreConflict(err)
+		return err
 	}
+	r.placeLost(claimWorkload(claim), claim.UID)
 	var pods corev1.PodList
 	if err := r.client.List(ctx, &pods, client.InNamespace(claim.Namespace), client.MatchingFields{podsByClaim: claim.Name}); err != nil {
 		return err
@@ -188,19 +196,15 @@ func (r *claimReconciler) open(ctx context.Context, claim *resourceapi.ResourceC
 	if given == nil {
 		return nil
 	}
-	node, err := r.placeClaim(claim.UID, wl, a)
+	node, err := r.placeClaim(claim.UID, wl)
 	if err != nil {
 		return err
 	}
 	return r.issue(ctx, claim, wl, given, node, claim.UID)
 }
 
-func (r *claimReconciler) placeClaim(uid types.UID, wl *kueue.Workload, a *kueue.Admission) (string, error) {
+func (r *claimReconciler) placeClaim(uid types.UID, wl *kueue.Workload) (string, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	node, why := r.fit.Open(workloadID(wl.Namespace, wl.Name), engineSet(a, mainSet), uid)
-	if why != nil {
-		return "", &noRoomError{why}
-	}
-	return node, nil
+	return r.place(workloadID(wl.Namespace, wl.Name), mainSet, uid)
 }

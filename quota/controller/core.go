@@ -125,9 +125,10 @@ func (c *core) wake() {
 }
 
 // holds says whether anything is still in use by a workload: a claim with a
-// ticket or an allocation, or a pod past its gate that has not ended.
+// ticket or an allocation, a pod or claim that is about to get one, or a pod past
+// its gate that has not ended.
 func (c *core) holds(id engine.WorkloadID) bool {
-	if len(c.charges[id]) > 0 {
+	if len(c.charges[id]) > 0 || c.fit.InFlight(id) {
 		return true
 	}
 	w := c.works[id]
@@ -137,6 +138,38 @@ func (c *core) holds(id engine.WorkloadID) bool {
 		}
 	}
 	return false
+}
+
+// place gives a pod, or a claim, of a workload its node, if the workload may
+// run by the newest that is known of it. From here on the workload holds
+// something: it is not released before what was placed is settled or takes its
+// ticket back.
+func (c *core) place(id engine.WorkloadID, set string, uid types.UID) (string, error) {
+	w := c.works[id]
+	if w == nil {
+		return "", errWait
+	}
+	a, run := admitted(w.object)
+	if !run {
+		return "", errWait
+	}
+	given := engineSet(a, set)
+	if given == nil {
+		return "", errWait
+	}
+	node, why := c.fit.Open(id, given, uid)
+	if why != nil {
+		return "", &noRoomError{why}
+	}
+	return node, nil
+}
+
+// placeLost ends the place of a pod or claim that will not use it.
+func (c *core) placeLost(id engine.WorkloadID, uid types.UID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.fit.Settle(id, uid)
+	c.tell(id)
 }
 
 // belongs says whether a pod is really a workload's: the label alone does not

@@ -349,6 +349,9 @@ func (c *core) lostClaim(o *resourceapi.ResourceClaim) {
 	}
 	c.uncharge(chargedTo(o), o.UID)
 	c.fit.RemoveClaim(o.UID)
+	if id := claimWorkload(o); id != "" {
+		c.fit.Settle(id, o.UID)
+	}
 	c.room = true
 	if id := chargedTo(o); id != "" {
 		c.tell(id)

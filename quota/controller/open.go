@@ -32,7 +32,7 @@ func (r *podReconciler) open(ctx context.Context, pod *corev1.Pod, wl *kueue.Wor
 	if err != nil {
 		return err
 	}
-	node, err := r.place(pod, wl, a, set)
+	node, err := r.placePod(pod, wl, a, set)
 	if err != nil {
 		return err
 	}
@@ -130,9 +130,9 @@ func (c *core) pays(claim *resourceapi.ResourceClaim) bool {
 	return false
 }
 
-// place finds the pod's node. It refuses pods beyond the number admitted: a
+// placePod finds the pod's node. It refuses pods beyond the number admitted: a
 // pod that replaces one that is still going has to wait for it.
-func (r *podReconciler) place(pod *corev1.Pod, wl *kueue.Workload, a *kueue.Admission, set string) (string, error) {
+func (r *podReconciler) placePod(pod *corev1.Pod, wl *kueue.Workload, a *kueue.Admission, set string) (string, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	id := workloadID(wl.Namespace, wl.Name)
@@ -140,11 +140,7 @@ func (r *podReconciler) place(pod *corev1.Pod, wl *kueue.Workload, a *kueue.Admi
 	if given == nil || !r.entitled(id, wl, set, pod.UID, given.Count) {
 		return "", errWait
 	}
-	node, why := r.fit.Open(id, given, pod.UID)
-	if why != nil {
-		return "", &noRoomError{why}
-	}
-	return node, nil
+	return r.place(id, set, pod.UID)
 }
 
 // entitled says whether a pod is among the first count of its set. Those past

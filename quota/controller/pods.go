@@ -60,7 +60,11 @@ func (r *podReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 	a, run := admitted(wl)
 	if !run {
 		if wl.Status.Admission != nil && conditionTrue(wl, kueue.WorkloadEvicted) {
-			return ctrl.Result{}, r.leave(ctx, pod, wl, own)
+			err := r.leave(ctx, pod, wl, own)
+			if apierrors.IsConflict(err) {
+				return ctrl.Result{RequeueAfter: 50 * time.Millisecond}, nil
+			}
+			return ctrl.Result{}, err
 		}
 		return ctrl.Result{}, nil
 	}
@@ -124,8 +128,9 @@ func (r *podReconciler) existing(ctx context.Context, pod *corev1.Pod) *kueue.Wo
 // new device is allocated, then the pod. Pods of jobs are deleted by their job.
 func (r *podReconciler) leave(ctx context.Context, pod *corev1.Pod, wl *kueue.Workload, own bool) error {
 	if err := r.revoke(ctx, pod); err != nil {
-		return ignoreConflict(err)
+		return err
 	}
+	r.placeLost(workloadID(wl.Namespace, wl.Name), pod.UID)
 	if !own || pod.DeletionTimestamp != nil {
 		return nil
 	}

@@ -93,7 +93,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, cfg *config.QuotaConfiguration
 	opts := controller.Options{MaxConcurrentReconciles: cfg.Concurrency}
 	err = ctrl.NewControllerManagedBy(mgr).Named("workload").WithOptions(opts).
 		WatchesRawSource(source.Func(c.tellTo)).
-		Complete(&workloads{core: c, client: mgr.GetClient(), recorder: recorder, metrics: m})
+		Complete(&workloads{core: c, client: mgr.GetClient(), live: mgr.GetAPIReader(), recorder: recorder, metrics: m})
 	if err != nil {
 		return nil, fmt.Errorf("workload controller: %w", err)
 	}

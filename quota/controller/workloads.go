@@ -6,6 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -16,6 +17,8 @@ import (
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
 	"github.com/sluice-gpu/sluice/quota/engine"
+	"github.com/sluice-gpu/sluice/quota/pricing"
+	"github.com/sluice-gpu/sluice/quota/ticket"
 )
 
 // recheck is how soon something that nothing announces is looked at again.
@@ -26,6 +29,7 @@ const recheck = time.Second
 type workloads struct {
 	*core
 	client   client.Client
+	live     client.Reader
 	recorder events.EventRecorder
 	metrics  *metrics
 }
@@ -73,7 +77,7 @@ func (r *workloads) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resul
 
 	switch reserved := wl.Status.Admission != nil; {
 	case conditionTrue(wl, kueue.WorkloadFinished):
-		return r.finish(id, v)
+		return r.finish(ctx, id, v)
 	case reserved && conditionTrue(wl, kueue.WorkloadEvicted):
 		return r.release(ctx, wl, id)
 	case reserved && v.evict != nil:
@@ -101,9 +105,12 @@ func (r *workloads) missing(ctx context.Context, id engine.WorkloadID, v view) (
 	return ctrl.Result{RequeueAfter: recheck}, nil
 }
 
-func (r *workloads) finish(id engine.WorkloadID, v view) (ctrl.Result, error) {
+func (r *workloads) finish(ctx context.Context, id engine.WorkloadID, v view) (ctrl.Result, error) {
 	if v.holds {
 		return ctrl.Result{RequeueAfter: recheck}, nil
+	}
+	if charged, err := r.charged(ctx, v.object); err != nil || charged {
+		return ctrl.Result{RequeueAfter: recheck}, err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -182,6 +189,9 @@ func (r *workloads) release(ctx context.Context, wl *kueue.Workload, id engine.W
 	if busy {
 		return ctrl.Result{RequeueAfter: recheck}, nil
 	}
+	if charged, err := r.charged(ctx, wl); err != nil || charged {
+		return ctrl.Result{RequeueAfter: recheck}, err
+	}
 	wl = wl.DeepCopy()
 	wl.Status.Admission = nil
 	r.set(wl, kueue.WorkloadQuotaReserved, metav1.ConditionFalse, kueue.WorkloadPending, "Evicted; waits again")
@@ -195,6 +205,36 @@ func (r *workloads) release(ctx context.Context, wl *kueue.Workload, id engine.W
 	r.released(id)
 	r.mu.Unlock()
 	return ctrl.Result{}, nil
+}
+
+// charged looks past the caches for claims with a ticket of the workload, where
+// its pods ask for extended resources: the scheduler makes those claims itself
+// and may have made one a moment ago.
+func (r *workloads) charged(ctx context.Context, wl *kueue.Workload) (bool, error) {
+	if !r.extended(wl) {
+		return false, nil
+	}
+	var claims resourceapi.ResourceClaimList
+	if err := r.live.List(ctx, &claims, client.InNamespace(wl.Namespace)); err != nil {
+		return false, err
+	}
+	for i := range claims.Items {
+		if claims.Items[i].Annotations[ticket.ByWorkload] == wl.Name {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+func (c *core) extended(wl *kueue.Workload) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i := range wl.Spec.PodSets {
+		if claim, _ := pricing.ExtendedResources(&wl.Spec.PodSets[i].Template.Spec, c.fit.Classes()); claim != nil {
+			return true
+		}
+	}
+	return false
 }
 
 // wait says in the status, and once on the user's object, why the workload

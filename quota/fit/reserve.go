@@ -28,6 +28,13 @@ func (s *State) Drop(id engine.WorkloadID) {
 	}
 }
 
+// InFlight says whether a pod of a workload, or a claim, was given a place that
+// is not settled yet: it may be about to get its ticket.
+func (s *State) InFlight(id engine.WorkloadID) bool {
+	w := s.workloads[id]
+	return w != nil && slices.ContainsFunc(w.slots, func(sl *slot) bool { return sl.pod != "" })
+}
+
 // Reserved is how many places of a workload are promised and not taken yet.
 func (s *State) Reserved(id engine.WorkloadID) int {
 	if w := s.workloads[id]; w != nil {
