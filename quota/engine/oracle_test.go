@@ -16,7 +16,8 @@ type oracle struct {
 	cohorts    map[CohortName]Cohort
 	queues     map[QueueName]ClusterQueue
 	works      map[WorkloadID]*oracleWork
-	memo       map[string]int64
+	memo       map[oracleKey]int64
+	tree       *oracleTree
 	imaginedIn map[oracleFR]int64 // extra planned usage of one queue, in fair sharing
 	imaginedAt QueueName
 }
@@ -39,7 +40,46 @@ type oracleNode string
 
 func queueNode(q QueueName) oracleNode { return oracleNode("q/" + string(q)) }
 
-func (o *oracle) dirty() { o.memo = map[string]int64{} }
+type oracleKey struct {
+	kind string
+	node oracleNode
+	fr   oracleFR
+}
+
+// oracleTree is the shape of the tree, kept while quotas stay as they are.
+type oracleTree struct {
+	nodes    []oracleNode
+	children map[oracleNode][]oracleNode
+}
+
+func (o *oracle) dirty() {
+	if o.memo == nil {
+		o.memo = map[oracleKey]int64{}
+	}
+	clear(o.memo)
+}
+
+// reshaped forgets the shape too.
+func (o *oracle) reshaped() {
+	o.dirty()
+	o.tree = nil
+}
+
+func (o *oracle) shape() *oracleTree {
+	if o.tree == nil {
+		t := &oracleTree{nodes: o.allNodes(), children: map[oracleNode][]oracleNode{}}
+		for _, n := range t.nodes {
+			p := o.parent(n)
+			t.children[p] = append(t.children[p], n)
+		}
+		o.tree = t
+	}
+	return o.tree
+}
+
+func (o *oracle) nodes() []oracleNode { return o.shape().nodes }
+
+func (o *oracle) children(n oracleNode) []oracleNode { return o.shape().children[n] }
 
 func (o *oracle) parent(n oracleNode) oracleNode {
 	var p CohortName
@@ -64,7 +104,7 @@ func (o *oracle) cyclic(n oracleNode) bool {
 	return false
 }
 
-func (o *oracle) nodes() []oracleNode {
+func (o *oracle) allNodes() []oracleNode {
 	seen := map[oracleNode]bool{}
 	add := func(n oracleNode) {
 		for i := 0; n != "" && i < 100; i++ {
@@ -84,16 +124,6 @@ func (o *oracle) nodes() []oracleNode {
 	}
 	sort.Slice(all, func(i, j int) bool { return all[i] < all[j] })
 	return all
-}
-
-func (o *oracle) children(n oracleNode) []oracleNode {
-	var out []oracleNode
-	for _, c := range o.nodes() {
-		if o.parent(c) == n {
-			out = append(out, c)
-		}
-	}
-	return out
 }
 
 func (o *oracle) quota(n oracleNode, fr oracleFR) (Quota, bool) {
@@ -116,7 +146,7 @@ func (o *oracle) quota(n oracleNode, fr oracleFR) (Quota, bool) {
 }
 
 func (o *oracle) cached(kind string, n oracleNode, fr oracleFR, f func() int64) int64 {
-	key := kind + "|" + string(n) + "|" + string(fr.Flavor) + "|" + string(fr.Resource)
+	key := oracleKey{kind, n, fr}
 	if v, ok := o.memo[key]; ok {
 		return v
 	}
@@ -145,7 +175,7 @@ func (o *oracle) guaranteed(n oracleNode, fr oracleFR) int64 {
 }
 
 func (o *oracle) used(a account, n oracleNode, fr oracleFR) int64 {
-	return o.cached(fmt.Sprint("used", a), n, fr, func() int64 {
+	return o.cached([]string{"held", "planned"}[a], n, fr, func() int64 {
 		sum := int64(0)
 		if q, ok := strings.CutPrefix(string(n), "q/"); ok {
 			for _, w := range o.works {

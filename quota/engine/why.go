@@ -77,7 +77,7 @@ type Why struct {
 	PodSet   string
 	Resource Resource
 	Flavor   FlavorName
-	// Asked is what the pod set needs of it, Free what the queue has left of its
+	// Asked is what the pod set and those before it need of it, Free what the queue has left of its
 	// own, Borrowable what it could take from others beyond that, now. Most is
 	// what could be available to it if nobody used anything.
 	Asked, Free, Borrowable, Most Amount

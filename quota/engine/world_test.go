@@ -112,7 +112,7 @@ func (w *world) changeCohort() {
 	}
 	c.Weight = w.weight()
 	w.oracle.cohorts[c.Name] = c
-	w.oracle.dirty()
+	w.oracle.reshaped()
 	w.cuts = true
 	w.apply(CohortChanged{c})
 }
@@ -157,7 +157,7 @@ func (w *world) changeQueue(i int) {
 		q.Stop = []StopPolicy{Hold, HoldAndDrain}[w.draw("drain", 1)]
 	}
 	w.oracle.queues[q.Name] = q
-	w.oracle.dirty()
+	w.oracle.reshaped()
 	w.cuts = true
 	w.apply(QueueChanged{q})
 	w.apply(LocalQueueChanged{LocalQueue{Name: LocalQueueName{"ns", string(q.Name)}, Queue: q.Name}})
@@ -449,6 +449,13 @@ func TestNobodyIsAdmittedOrHeldBackAgainstTheRules(t *testing.T) {
 func TestNobodyIsAdmittedOrHeldBackAgainstTheRulesOfFairSharing(t *testing.T) {
 	checkWorlds(t, smallWorld, true, false)
 }
+
+// largeWorld is as large as the oracle can bear.
+var largeWorld = worldSize{levels: 4, cohorts: 10, queues: 40, flavors: 2, resources: 8, workloads: 300, steps: 40}
+
+func TestLargeWorldsKeepTheRules(t *testing.T) { checkWorlds(t, largeWorld, false, true) }
+
+func TestLargeWorldsKeepTheRulesOfFairSharing(t *testing.T) { checkWorlds(t, largeWorld, true, true) }
 
 func TestVictimsAreThoseOfTheRules(t *testing.T) {
 	checkWorlds(t, smallWorld, false, true)
