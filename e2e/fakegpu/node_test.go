@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-func TestNodeDescriptionReadsTheArticlesNodes(t *testing.T) {
+func TestNodeDescriptionExpandsCountsAndKeepsWhatItNames(t *testing.T) {
 	n, err := ParseNode([]byte(`
 name: node-3
 arbitration: fifo

@@ -286,6 +286,26 @@ func TestFaultsReachEveryLibrary(t *testing.T) {
 	}
 }
 
+func TestCardThatBreaksUnderAProgramEndsItsCalls(t *testing.T) {
+	for result, fault := range map[string]Fault{"UNKNOWN": Lost(0), "ECC_UNCORRECTABLE": ECC(0, true, 1)} {
+		in := install(t, oneCard("T4"))
+		cmd := probeCommand(in, "alloc:1Gi=SUCCESS", "launch:300ms="+result, "alloc:1Gi="+result)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the kernel is queued", func() bool {
+			p := usage(t, in)[0].Processes
+			return len(p) == 1 && p[0].Queued > 0
+		})
+		if err := in.Inject(fault); err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("%s: %v", fault, err)
+		}
+	}
+}
+
 func TestCardsWithoutDeviceNodesAreInvisible(t *testing.T) {
 	in := install(t, Node{Name: "node-1", Cards: []Card{{Model: "T4", Count: 3}}})
 	os.Remove(filepath.Join(in.DevDir(), "nvidia1"))

@@ -77,6 +77,9 @@ struct process {
 	struct fg fg;
 	int devices;
 	int card_of[FG_MAX_CARDS];
+	uint64_t health_looked;             /* when the faults were read last */
+	CUresult health[FG_MAX_CARDS];
+	uint64_t ecc_before[FG_MAX_CARDS];  /* uncorrected errors when we began */
 	struct CUctx_st *ctxs;
 	struct CUctx_st *primary[FG_MAX_CARDS];
 	unsigned long long next_id;
@@ -98,6 +101,9 @@ extern struct process *fg_p;
 /* CUDA_SUCCESS, or why no call can work now. */
 CUresult cu_ready(void);
 CUresult cu_driver_version(int *version);
+/* What a call on a card that broke under the program says. Looks at most every
+ * 10 ms. */
+CUresult cu_health(int card);
 /* The calling thread's context. */
 CUresult cu_current(CUcontext *ctx);
 CUresult cu_device_card(CUdevice dev, int *card);

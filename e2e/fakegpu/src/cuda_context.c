@@ -330,5 +330,5 @@ CU_API CUresult cuCtxSynchronize(void)
 	if (r)
 		return r;
 	cu_drain(c->card);
-	return CUDA_SUCCESS;
+	return cu_health(c->card);
 }

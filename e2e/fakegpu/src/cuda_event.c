@@ -145,7 +145,7 @@ CU_API CUresult cuEventSynchronize(CUevent e)
 		return r;
 	fg_wait(&fg_p->fg, e->ctx->card, e->mark);
 	cu_pools_synced(e->ctx->card);
-	return CUDA_SUCCESS;
+	return cu_health(e->ctx->card);
 }
 
 CU_API CUresult cuEventElapsedTime(float *ms, CUevent from, CUevent to)

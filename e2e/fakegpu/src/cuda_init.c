@@ -119,6 +119,8 @@ static CUresult start(struct process *p)
 	for (int i = 0; i < p->devices; i++)
 		if (faults.lost[p->card_of[i]])
 			return CUDA_ERROR_DEVICE_UNAVAILABLE;
+	for (int i = 0; i < FG_MAX_CARDS; i++)
+		p->ecc_before[i] = faults.ecc_uncorrected[i];
 	if (!fg_attach(&p->fg, FG_COMPUTE))
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	p->next_id = 1;
@@ -140,6 +142,26 @@ CU_API CUresult cuInit(unsigned int flags)
 		r = start(p);
 	cu_unlock();
 	return r;
+}
+
+CUresult cu_health(int card)
+{
+	struct process *p = fg_p;
+	struct fg_faults faults;
+	const uint64_t now = fg_now();
+
+	if (now - __atomic_load_n(&p->health_looked, __ATOMIC_RELAXED) < 10000000)
+		return __atomic_load_n(&p->health[card], __ATOMIC_RELAXED);
+	__atomic_store_n(&p->health_looked, now, __ATOMIC_RELAXED);
+	fg_faults_read(p->fg.dir, &faults);
+	for (int i = 0; i < FG_MAX_CARDS; i++) {
+		/* Both stay until the process ends. */
+		if (faults.lost[i])
+			__atomic_store_n(&p->health[i], CUDA_ERROR_UNKNOWN, __ATOMIC_RELAXED);
+		else if (faults.ecc_uncorrected[i] > p->ecc_before[i] && !__atomic_load_n(&p->health[i], __ATOMIC_RELAXED))
+			__atomic_store_n(&p->health[i], CUDA_ERROR_ECC_UNCORRECTABLE, __ATOMIC_RELAXED);
+	}
+	return __atomic_load_n(&p->health[card], __ATOMIC_RELAXED);
 }
 
 /* Needs no cuInit: then the node file is asked. */

@@ -17,6 +17,8 @@ static CUresult linear(CUcontext c, enum alloc_kind kind, uint64_t size, struct 
 
 	CUresult r = size ? cu_unsafe() : CUDA_ERROR_INVALID_VALUE;
 
+	if (!r)
+		r = __atomic_load_n(&fg_p->health[c->card], __ATOMIC_RELAXED); /* as last seen */
 	if (r)
 		return r;
 	if (taken < size || !fg_mem_take(&fg_p->fg, c->card, taken))

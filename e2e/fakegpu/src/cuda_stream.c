@@ -140,7 +140,7 @@ static CUresult synchronise(CUstream s)
 	} else {
 		cu_drain(c->card);
 	}
-	return CUDA_SUCCESS;
+	return cu_health(c->card);
 }
 
 static CUresult query(CUstream s)
