@@ -196,6 +196,62 @@ func TestVirtualMemoryIsChargedUntilHandlesAndMappingsAreGone(t *testing.T) {
 	p.end()
 }
 
+// TestExportedMemoryIsChargedOnceAndToTheLastHandle: taken in again by the
+// process that exported it, and by another one of the share.
+func TestExportedMemoryIsChargedOnceAndToTheLastHandle(t *testing.T) {
+	n := newNode(t, 1, 80*gi, 0)
+	n.share("a", 0, gi, 0)
+	box := n.container("a", []int{0}, "a")
+	p := n.start(box)
+	memory := func(want uint64) {
+		t.Helper()
+		if u := n.usage("a"); u.Memory != want*mi {
+			t.Errorf("charged %d MiB, want %d", u.Memory/mi, want)
+		}
+	}
+	p.want("init", "0")
+	p.want("retain 0", "0")
+	p.want("alloc vmm 600Mi", "0 #0")
+	p.want("export 0", "0")
+	p.want("import 0", "0 #1")
+	memory(600) // not twice
+	p.want("free 0", "0")
+	memory(600) // it lives on
+	p.want("alloc vmm 600Mi", "2")
+	p.want("map 1", "0")
+	p.want("free 1", "0")
+	memory(600)
+	p.want("unmap 1", "0")
+	memory(0)
+	p.want("alloc vmm 600Mi", "0 #2")
+	p.want("free 2", "0")
+	memory(0)
+	p.end()
+}
+
+// TestTheDevicesHeapIsCharged as large as it is set, once, until its context
+// ends.
+func TestTheDevicesHeapIsCharged(t *testing.T) {
+	n := newNode(t, 1, 80*gi, 0)
+	n.share("a", 0, gi, 0)
+	p := n.start(n.container("a", []int{0}, "a"), "proc", "13000", "0")
+	p.want("init", "0")
+	p.want("retain 0", "0")
+	p.want("heap 2Gi", "2")
+	p.want("heap 700Mi", "0")
+	p.want("heap 800Mi", "0")
+	p.want("info", "0 free 224Mi+0 total 1024Mi")
+	p.want("heap 1025Mi", "2")
+	p.want("info", "0 free 224Mi+0 total 1024Mi")
+	p.want("heap 100Mi", "0")
+	p.want("info", "0 free 924Mi+0 total 1024Mi")
+	p.want("reset 0", "0")
+	if u := n.usage("a"); u.Memory != 0 {
+		t.Errorf("%d bytes did not come back", u.Memory)
+	}
+	p.end()
+}
+
 // TestVirtualMemoryIsChargedToTheCardThatItNames, not to the current one.
 func TestVirtualMemoryIsChargedToTheCardThatItNames(t *testing.T) {
 	n := newNode(t, 2, 80*gi, 0)

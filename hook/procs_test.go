@@ -75,4 +75,15 @@ func TestAFunctionThatTheDriverLacksIsNotOffered(t *testing.T) {
 		p.want("free 0", "0")
 		p.end()
 	}
+
+	// A variant that came after the limiter is not handed out: it would be
+	// unlimited, and an older one's arguments would be wrong.
+	cmd := n.command(n.container("later", []int{0}, "a"), l.play, "proc", "20000", "0")
+	cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+filepath.Join(dir, "lib"))
+	p := n.run(cmd)
+	p.want("init", "0")
+	p.want("retain 0", "0")
+	p.want("alloc linear 1Mi", "9999")
+	p.want("info", "0 free 1024Mi+0 total 1024Mi")
+	p.end()
 }

@@ -17,6 +17,7 @@ enum {
     CUDA_ERROR_OUT_OF_MEMORY = 2,
     CUDA_ERROR_NOT_INITIALIZED = 3,
     CUDA_ERROR_INVALID_CONTEXT = 201,
+    CUDA_ERROR_NOT_FOUND = 500,
     CUDA_ERROR_NOT_PERMITTED = 800,
     CUDA_ERROR_NOT_SUPPORTED = 801,
 };
@@ -46,6 +47,12 @@ enum { CU_STREAM_CAPTURE_STATUS_NONE = 0 };
 enum {
     CU_GET_PROC_ADDRESS_LEGACY_STREAM = 1,
     CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM = 2,
+};
+
+/* limits of cuCtxSetLimit that take memory of the card */
+enum {
+    CU_LIMIT_PRINTF_FIFO_SIZE = 1,
+    CU_LIMIT_MALLOC_HEAP_SIZE = 2,
 };
 
 /* Virtual memory management. */

@@ -188,6 +188,36 @@ CUresult cuCtxCreate_v4(CUcontext *ctx, void *params, unsigned flags, CUdevice d
     return created(&c, r, r ? 0 : *ctx);
 }
 
+/* The device's malloc heap and printf buffer are taken of the card as large as
+ * they are set. What the driver has without being told is part of the context's
+ * overhead. One of each lives in a context, in the map of pointers under a key
+ * that is no pointer's (contexts are aligned), and ends with it. */
+CUresult cuCtxSetLimit(int limit, size_t value)
+{
+    struct claim c;
+    CUresult r = claim_begin(&c, 0);
+    if (r)
+        return r;
+    if (!c.card || (limit != CU_LIMIT_MALLOC_HEAP_SIZE && limit != CU_LIMIT_PRINTF_FIFO_SIZE))
+        return REAL(cuCtxSetLimit)(limit, value);
+    struct entry e = {
+        .key = (uintptr_t)c.context + (unsigned)limit,
+        .tag = (uintptr_t)c.context,
+        .card = (uint32_t)(c.card - process->card),
+        .kind = KIND_LINEAR,
+    };
+    if (map_take(&process->pointers, e.key, &e))
+        c.units = e.units;
+    if (!claim_correct(&c, value))
+        r = card_refuse(c.card);
+    else if ((r = REAL(cuCtxSetLimit)(limit, value)))
+        claim_correct(&c, e.units << SLUICE_UNIT_SHIFT);
+    e.units = c.units;
+    if (e.units && !map_put(&process->pointers, &e))
+        return CUDA_ERROR_OUT_OF_MEMORY; /* it stays charged */
+    return r;
+}
+
 static CUresult destroy(CUcontext ctx, CUresult (*destroy_it)(CUcontext))
 {
     struct entry e;

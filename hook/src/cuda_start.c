@@ -38,32 +38,48 @@ static const struct variant {
 } variants[] = {
 #define WRAP(name, asked, since, stream, params) {#asked, since, stream, FN_##name, (void *)name},
 #define CALL(name, params)
+#define ALSO(name, asked, since, stream) {#asked, since, stream, FN_##name, (void *)name},
 #include "cuda.def"
 #undef WRAP
 #undef CALL
+#undef ALSO
 };
 enum { VARIANTS = sizeof variants / sizeof variants[0] };
 
-/* Which variant the driver would take by the rules of cuGetProcAddress: the
- * newest that is not newer than the caller, for the caller's default stream. */
-static void *by_rule(const char *symbol, int version, uint64_t flags)
+static CUresult ask(const char *symbol, void **pfn, int version, uint64_t flags, int *status)
+{
+    if (HAS(cuGetProcAddress_v2))
+        return REAL(cuGetProcAddress_v2)(symbol, pfn, version, flags, status);
+    return REAL(cuGetProcAddress)(symbol, pfn, version, flags);
+}
+
+/* The newest variant that is not newer than the caller, for the caller's default
+ * stream: the rule by which the driver chooses. It may know newer ones than we
+ * do, so it is asked what it gives for the version of our choice: only if that
+ * is the function in question is our choice its choice. */
+static void *by_rule(const char *symbol, void *function, int version, uint64_t flags)
 {
     const struct variant *best = 0;
     enum stream other = flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM ? LEGACY : PER_THREAD;
+    void *same = 0;
+    int status;
     for (int i = 0; i < VARIANTS; i++) {
         const struct variant *v = &variants[i];
         if (v->stream != other && v->since <= version && !strcmp(v->asked, symbol) && real_has(v->real) &&
             (!best || v->since > best->since))
             best = v;
     }
-    return best ? best->wrapper : 0;
+    if (!best || ask(symbol, &same, best->since, flags, &status) || same != function)
+        return 0;
+    return best->wrapper;
 }
 
 /* What to hand out for what the driver handed out. The driver's own choice is
  * recognised by its address; where it hands out an inner function that is not
  * the exported one, its rule is applied to the name. A name that is none of
- * ours passes. */
-static CUresult wrap(const char *symbol, void **pfn, int version, uint64_t flags)
+ * ours passes. A variant of ours that we do not know is not handed out, for it
+ * would be unlimited: false. */
+static bool wrap(const char *symbol, void **pfn, int version, uint64_t flags)
 {
     void *wrapper = 0, *alias = 0;
     bool ours = false;
@@ -76,22 +92,28 @@ static CUresult wrap(const char *symbol, void **pfn, int version, uint64_t flags
     if (!wrapper) /* one function under a second name */
         wrapper = alias;
     if (ours && !wrapper)
-        wrapper = by_rule(symbol, version, flags);
-    if (wrapper)
+        wrapper = by_rule(symbol, *pfn, version, flags);
+    if (wrapper || ours)
         *pfn = wrapper;
-    else if (ours)
-        *pfn = 0; /* a variant that we do not know is not handed out unlimited */
-    return ours && !wrapper ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
+    return !ours || wrapper;
 }
+
+enum { VERSION_NOT_SUFFICIENT = 2 }; /* status */
 
 CUresult cuGetProcAddress(const char *symbol, void **pfn, int version, uint64_t flags)
 {
     CUresult r = REAL(cuGetProcAddress)(symbol, pfn, version, flags);
-    return r || !symbol || !pfn || !*pfn ? r : wrap(symbol, pfn, version, flags);
+    if (r || !symbol || !pfn || !*pfn || wrap(symbol, pfn, version, flags))
+        return r;
+    return CUDA_ERROR_NOT_FOUND;
 }
 
 CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int version, uint64_t flags, int *status)
 {
     CUresult r = REAL(cuGetProcAddress_v2)(symbol, pfn, version, flags, status);
-    return r || !symbol || !pfn || !*pfn ? r : wrap(symbol, pfn, version, flags);
+    if (r || !symbol || !pfn || !*pfn || wrap(symbol, pfn, version, flags))
+        return r;
+    if (status)
+        *status = VERSION_NOT_SUFFICIENT;
+    return r;
 }

@@ -2,6 +2,11 @@
  * Virtual memory management. Physical memory is charged to the card that its
  * properties name, whatever context is current, and lives until its last handle
  * is released and its last mapping is gone.
+ *
+ * Memory that was imported is its exporter's and is not charged again. The
+ * driver does not tell what an imported handle is a handle of, and it may be of
+ * memory that this process exported itself: so what was exported stays charged,
+ * after its own last handle and mapping, while anything imported is alive here.
  */
 #include <stdlib.h>
 
@@ -14,6 +19,9 @@ struct chunk {
     uint32_t card;
     uint32_t handles;
     uint32_t mappings;
+    bool exported;
+    bool imported; /* units is 0 */
+    struct chunk *next_held;
 };
 
 static struct chunk *chunk_of(const struct entry *e)
@@ -26,7 +34,22 @@ static void drop_if_dead(struct chunk *k)
 {
     if (k->handles || k->mappings)
         return;
+    if (k->exported && process->imports) {
+        k->next_held = process->held;
+        process->held = k;
+        return;
+    }
     card_return(&process->card[k->card], k->units);
+    if (k->imported && --process->imports == 0) {
+        struct chunk *held = process->held;
+        process->held = 0;
+        while (held) {
+            struct chunk *next = held->next_held;
+            card_return(&process->card[held->card], held->units);
+            free(held);
+            held = next;
+        }
+    }
     free(k);
 }
 
@@ -78,6 +101,48 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
             map_put(&process->handles, &e);
         else
             drop_if_dead(k);
+    }
+    lock_drop(&process->chunks);
+    return r;
+}
+
+CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle, int type,
+                                      unsigned long long flags)
+{
+    struct entry e;
+    CUresult r = process_enter();
+    if (r)
+        return r == CUDA_ERROR_NOT_INITIALIZED ? REAL(cuMemExportToShareableHandle)(out, handle, type, flags) : r;
+    lock_take(&process->chunks);
+    r = REAL(cuMemExportToShareableHandle)(out, handle, type, flags);
+    if (!r && map_get(&process->handles, handle, &e))
+        chunk_of(&e)->exported = true;
+    lock_drop(&process->chunks);
+    return r;
+}
+
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *in, int type)
+{
+    struct entry e;
+    CUresult r = process_enter();
+    if (r)
+        return r == CUDA_ERROR_NOT_INITIALIZED ? REAL(cuMemImportFromShareableHandle)(handle, in, type) : r;
+    lock_take(&process->chunks);
+    r = REAL(cuMemImportFromShareableHandle)(handle, in, type);
+    if (!r && map_get(&process->handles, *handle, &e)) {
+        chunk_of(&e)->handles++; /* a handle that is known here: one more of it */
+    } else if (!r) {
+        struct chunk *k = calloc(1, sizeof *k);
+        e = (struct entry){.key = *handle, .tag = (uintptr_t)k};
+        if (k && map_put(&process->handles, &e)) {
+            k->handles = 1;
+            k->imported = true;
+            process->imports++;
+        } else {
+            free(k);
+            REAL(cuMemRelease)(*handle);
+            r = CUDA_ERROR_OUT_OF_MEMORY;
+        }
     }
     lock_drop(&process->chunks);
     return r;

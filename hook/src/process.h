@@ -64,7 +64,9 @@ struct process {
     struct map mappings; /* by first address */
     struct map pools;    /* tag: 0, or 1 for one in host memory */
     struct map execs;    /* instantiated graphs that take memory */
-    struct lock chunks;  /* guards what handles and mappings point to */
+    struct lock chunks;  /* guards what handles and mappings point to, and: */
+    uint32_t imports;    /* pieces of memory that were imported and live */
+    void *held;          /* exported pieces that may live on as one of them */
 };
 
 extern struct process *process;

@@ -15,9 +15,11 @@ void *real_functions[FUNCTIONS];
 static const char *const names[FUNCTIONS] = {
 #define WRAP(name, asked, since, stream, params) #name,
 #define CALL(name, params)                       #name,
+#define ALSO(name, asked, since, stream)
 #include "cuda.def"
 #undef WRAP
 #undef CALL
+#undef ALSO
 };
 
 static CUresult absent(void)

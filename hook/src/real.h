@@ -18,9 +18,11 @@
 enum function {
 #define WRAP(name, asked, since, stream, params) FN_##name,
 #define CALL(name, params)                       FN_##name,
+#define ALSO(name, asked, since, stream)
 #include "cuda.def"
 #undef WRAP
 #undef CALL
+#undef ALSO
     FUNCTIONS
 };
 
@@ -28,9 +30,11 @@ enum function {
     typedef CUresult(*type_##name) params;                              \
     __attribute__((visibility("default"))) CUresult name params;
 #define CALL(name, params) typedef CUresult(*type_##name) params;
+#define ALSO(name, asked, since, stream)
 #include "cuda.def"
 #undef WRAP
 #undef CALL
+#undef ALSO
 
 extern void *real_functions[FUNCTIONS];
 

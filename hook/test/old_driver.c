@@ -94,6 +94,12 @@ static CUresult inner_alloc(CUdeviceptr *ptr, size_t bytes)
     return cuMemAlloc_v2(ptr, bytes);
 }
 
+/* A later variant, with other arguments than any limiter knows. */
+static CUresult later_alloc(CUdeviceptr *ptr, size_t bytes, void *more)
+{
+    return more ? CUDA_ERROR_INVALID_VALUE : cuMemAlloc_v2(ptr, bytes);
+}
+
 CUresult cuMemFree_v2(CUdeviceptr ptr)
 {
     free((void *)(uintptr_t)ptr);
@@ -119,7 +125,6 @@ CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int version, uint64
         {"cuMemFree", (void *)cuMemFree_v2},
         {"cuMemGetInfo", (void *)cuMemGetInfo_v2},
     };
-    (void)version;
     (void)flags;
     *pfn = 0;
     *status = 1;
@@ -128,5 +133,7 @@ CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int version, uint64
             *pfn = have[i].function;
             *status = 0;
         }
+    if (version >= 20000 && !strcmp(symbol, "cuMemAlloc"))
+        *pfn = (void *)later_alloc;
     return CUDA_SUCCESS;
 }

@@ -51,6 +51,11 @@
     F(cuMemAddressReserve, cuMemAddressReserve, (CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long)) \
     F(cuMemMap, cuMemMap, (CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long))    \
     F(cuMemUnmap, cuMemUnmap, (CUdeviceptr, size_t))                                                          \
+    F(cuMemExportToShareableHandle, cuMemExportToShareableHandle,                                             \
+      (void *, CUmemGenericAllocationHandle, int, unsigned long long))                                        \
+    F(cuMemImportFromShareableHandle, cuMemImportFromShareableHandle,                                         \
+      (CUmemGenericAllocationHandle *, void *, int))                                                          \
+    F(cuCtxSetLimit, cuCtxSetLimit, (int, size_t))                                                            \
     F(cuArrayCreate_v2, cuArrayCreate, (CUarray *, const CUDA_ARRAY_DESCRIPTOR *))                            \
     F(cuArray3DCreate_v2, cuArray3DCreate, (CUarray *, const CUDA_ARRAY3D_DESCRIPTOR *))                      \
     F(cuArrayDestroy, cuArrayDestroy, (CUarray))                                                              \
@@ -140,6 +145,7 @@ static struct thing {
 static int n_things;
 static CUcontext contexts[64];
 static int n_contexts;
+static int exported;
 static CUmemoryPool pools[16];
 static int n_pools;
 
@@ -192,7 +198,7 @@ static CUresult captured(struct thing *t, size_t bytes)
 
 static CUresult allocate(struct thing *t, const char *family, size_t bytes, int arg)
 {
-    CUmemAllocationProp prop = {.type = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, arg}};
+    CUmemAllocationProp prop = {.type = 1, .requestedHandleTypes = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, arg}};
     size_t pitch;
     memset(t, 0, sizeof *t);
     snprintf(t->family, sizeof t->family, "%s", family);
@@ -352,7 +358,19 @@ static void obey(char *line)
     } else if (IS("hammer")) { /* hammer THREADS ROUNDS */
         hammer_all(NUMBER(1), NUMBER(2));
         return;
-    } else if (IS("launch"))
+    } else if (IS("export")) { /* export THING: the next import takes it */
+        r = p_cuMemExportToShareableHandle(&exported, things[NUMBER(1)].handle, 1, 0);
+    } else if (IS("import")) {
+        struct thing *t = &things[n_things];
+        *t = (struct thing){.family = "vmm", .bytes = things[NUMBER(1)].bytes};
+        r = p_cuMemImportFromShareableHandle(&t->handle, (void *)(intptr_t)exported, 1);
+        if (!r) {
+            printf("%d #%d\n", r, n_things++);
+            return;
+        }
+    } else if (IS("heap"))
+        r = p_cuCtxSetLimit(CU_LIMIT_MALLOC_HEAP_SIZE, size(a[1]));
+    else if (IS("launch"))
         r = p_cuGraphLaunch(things[NUMBER(1)].exec, 0);
     else if (IS("graph-trim"))
         r = p_cuDeviceGraphMemTrim(NUMBER(1));
