@@ -1,4 +1,5 @@
-/* Generated from the list of NVML's functions; see nvml_rest.c. */
+/* All functions of NVML's public header that no other file here defines; a test
+ * keeps the list complete. See nvml_rest.c. */
 REST(nvmlComputeInstanceDestroy)
 REST(nvmlComputeInstanceGetInfo)
 REST(nvmlComputeInstanceGetInfo_v2)
