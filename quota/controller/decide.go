@@ -22,7 +22,8 @@ func (c *core) decide() []engine.Decision {
 			c.tellEngine(w)
 		}
 	}
-	for _, id := range slices.Sorted(maps.Keys(c.dirty)) {
+	asked := slices.Sorted(maps.Keys(c.dirty))
+	for _, id := range asked {
 		if w := c.works[id]; w != nil {
 			c.reserve(w)
 		}
@@ -49,6 +50,10 @@ func (c *core) decide() []engine.Decision {
 		case engine.Wait:
 			c.tell(d.ID)
 		}
+	}
+	// Those that wait because an equal one does get no decision of their own.
+	for _, id := range asked {
+		c.tell(id)
 	}
 	return decisions
 }

@@ -116,8 +116,10 @@ func (c *core) sawWorkload(o *kueue.Workload) {
 	if w.object != nil && w.object.UID == o.UID && older(o, w.object) {
 		return
 	}
+	if !sameAsk(w.object, o) {
+		c.dirty[id] = struct{}{}
+	}
 	w.object = o
-	c.dirty[id] = struct{}{}
 	c.tell(id)
 	if o.Status.Admission == nil || conditionTrue(o, kueue.WorkloadFinished) && !c.holds(id) {
 		return
@@ -139,6 +141,16 @@ func (c *core) sawWorkload(o *kueue.Workload) {
 		Reserved:   !conditionTrue(o, kueue.WorkloadAdmitted),
 		Evicting:   conditionTrue(o, kueue.WorkloadEvicted) || conditionTrue(o, kueue.WorkloadFinished),
 	})
+}
+
+// sameAsk says whether two versions of a Workload differ in nothing that the
+// engine is told: most writes are of reasons to wait.
+func sameAsk(a, b *kueue.Workload) bool {
+	return a != nil && a.UID == b.UID && a.Generation == b.Generation &&
+		(a.Status.Admission == nil) == (b.Status.Admission == nil) &&
+		(a.DeletionTimestamp == nil) == (b.DeletionTimestamp == nil) &&
+		conditionTrue(a, kueue.WorkloadFinished) == conditionTrue(b, kueue.WorkloadFinished) &&
+		conditionTrue(a, kueue.WorkloadEvicted) == conditionTrue(b, kueue.WorkloadEvicted)
 }
 
 // lostWorkload remembers a deleted Workload while something is in use by it:
