@@ -13,6 +13,9 @@ import (
 // cc compiles C sources of this folder into a program in a temporary folder.
 func cc(t testing.TB, name string, args ...string) string {
 	t.Helper()
+	if err := readSources(); err != nil {
+		t.Fatal(err)
+	}
 	program := filepath.Join(t.TempDir(), name)
 	all := append([]string{"-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-Iinclude", "-Isrc", "-o", program}, args...)
 	if out, err := exec.Command("gcc", all...).CombinedOutput(); err != nil {

@@ -80,6 +80,10 @@ var mirrored = []struct {
 // and size that the Go side uses.
 func TestLayoutIsTheSameInCAndGo(t *testing.T) {
 	dir := t.TempDir()
+	// Opened here too, so that the go command sees when it changes.
+	if _, err := os.ReadFile("../include/sluice_layout.h"); err != nil {
+		t.Fatal(err)
+	}
 	var src strings.Builder
 	src.WriteString("#include <stdio.h>\n#include \"sluice_layout.h\"\nint main(void){\n")
 	for _, m := range mirrored {
