@@ -58,8 +58,9 @@ func (c *core) decide() []engine.Decision {
 	return decisions
 }
 
-// reserve finds room again for a workload that was admitted before a restart
-// and whose pods are not there yet, so that nobody else is put in its place.
+// reserve finds room again for the pods of a workload that was admitted before
+// a restart and that are not on a node yet, so that nobody else is put in their
+// place.
 func (c *core) reserve(w *work) {
 	if w.placed || w.object == nil {
 		return
@@ -69,10 +70,25 @@ func (c *core) reserve(w *work) {
 		return
 	}
 	w.placed = true
-	if len(c.podsOf[w.id]) > 0 || c.fit.Reserved(w.id) > 0 || len(c.charges[w.id]) > 0 {
+	if c.fit.Reserved(w.id) > 0 {
 		return
 	}
-	if p, no := c.fit.Place(&engine.Workload{ID: w.id}, assignment(a), nil); no == nil {
+	rest := assignment(a)
+	missing := int32(0)
+	for i := range rest.PodSets {
+		set := &rest.PodSets[i]
+		for _, p := range c.podsOf[w.id] {
+			if p.set == set.Name && p.bound != "" && !p.ended {
+				set.Count--
+			}
+		}
+		set.Count = max(0, set.Count)
+		missing += set.Count
+	}
+	if missing == 0 {
+		return
+	}
+	if p, no := c.fit.Place(&engine.Workload{ID: w.id}, rest, nil); no == nil {
 		c.fit.Take(w.id, p)
 	}
 }

@@ -295,3 +295,24 @@ func TestAWorkloadDeletedByMistakeIsMadeAgainWithItsQuota(t *testing.T) {
 	w.create(t, second)
 	w.waits(t, second, "20Gi")
 }
+
+func TestARestartBetweenAdmissionAndOpenGatesKeepsThePlaces(t *testing.T) {
+	w := newWorld(t)
+	w.node(t, "n1", 1, "80Gi", "", nil)
+	flavor := w.flavor(t, "gpu", nil)
+	queue := w.queue(t, "q", flavor, "nvidia.com/gpu-memory=500Gi")
+	w.template(t, "t", "50Gi", "")
+	w.start(t)
+	// Admitted, but its gate cannot open: another gate holds its claim's pod back
+	// from the scheduler, so nothing is allocated when the controller stops.
+	first := gated(withTemplate(pod("first", "queue-q"), "t"))
+	first.Spec.SchedulingGates = append(first.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: "example.com/later"})
+	w.create(t, first)
+	w.usage(t, queue, "nvidia.com/gpu-memory=50Gi")
+	w.halt()
+	w.start(t)
+	second := gated(withTemplate(pod("second", "queue-q"), "t"))
+	w.create(t, second)
+	w.waits(t, second, "no card has 50Gi free")
+	w.usage(t, queue, "nvidia.com/gpu-memory=50Gi")
+}

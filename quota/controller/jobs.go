@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -25,6 +26,14 @@ type jobReconciler struct {
 
 // Reconcile implements reconcile.Reconciler.
 func (r *jobReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
+	// The cache answers for the many jobs that no budget governs.
+	seen := &batchv1.Job{}
+	if err := r.client.Get(ctx, req.NamespacedName, seen); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if seen.Labels[QueueLabel] == "" && seen.Spec.Template.Labels[QueueLabel] == "" {
+		return ctrl.Result{}, nil
+	}
 	job := &unstructured.Unstructured{}
 	job.SetGroupVersionKind(r.kind.GroupVersionKind)
 	if err := r.live.Get(ctx, req.NamespacedName, job); err != nil {

@@ -32,6 +32,10 @@ func (r *podReconciler) open(ctx context.Context, pod *corev1.Pod, wl *kueue.Wor
 	if err != nil {
 		return err
 	}
+	if !HasGate(pod) && len(claims) > 0 && !slices.ContainsFunc(claims, func(c *resourceapi.ResourceClaim) bool { return c.Status.Allocation == nil }) {
+		// It has what it needs and is about to be bound.
+		return nil
+	}
 	node, err := r.placePod(pod, wl, a, set)
 	if err != nil {
 		return err
