@@ -128,6 +128,40 @@ func TestAContextThatDoesNotFitIsRefused(t *testing.T) {
 	p.end()
 }
 
+// TestWhatTheNodeFindsOutAboutContextsIsChargedAndNeverLowered while they live.
+func TestWhatTheNodeFindsOutAboutContextsIsChargedAndNeverLowered(t *testing.T) {
+	n := newNode(t, 1, 80*gi, 0)
+	dir := n.share("a", 0, 2*gi, 100*mi)
+	p := n.start(n.container("a", []int{0}, "a"))
+	p.want("init", "0")
+	p.want("retain 0", "0")
+	p.want("context 0", "0")
+	p.want("use 0", "0")
+	p.want("info", "0 free 1848Mi+0 total 2048Mi")
+	grant := func(overhead uint64) {
+		t.Helper()
+		if err := account.UpdateGrant(dir, account.Grant{ContextOverhead: overhead}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	grant(300 * mi)
+	p.want("info", "0 free 1448Mi+0 total 2048Mi")
+	grant(400 * mi)
+	p.want("alloc linear 1248Mi", "0 #0") // what would be free with 400 MiB each
+	p.want("alloc linear 1", "2")
+	grant(50 * mi)
+	p.want("info", "0 free 0Mi+0 total 2048Mi")
+	p.want("destroy 1", "0")
+	p.want("context 0", "0") // a new one is charged what is true now
+	p.want("use 0", "0")
+	p.want("free 0", "0")
+	p.want("info", "0 free 1598Mi+0 total 2048Mi")
+	grant(1500 * mi) // more than there is: charged all the same
+	p.want("info", "0 free 0Mi+0 total 2048Mi")
+	p.want("reset 0", "0")
+	p.end()
+}
+
 // TestTheEndOfAContextReturnsAllThatLivesInIt: by destruction, by reset, by the
 // last release; once, and no sooner.
 func TestTheEndOfAContextReturnsAllThatLivesInIt(t *testing.T) {

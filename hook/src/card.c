@@ -109,6 +109,7 @@ void card_return(struct card *c, uint64_t units)
 uint64_t card_room(struct card *c)
 {
     struct timespec t;
+    card_follow_grant(c);
     clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
     uint64_t now = (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
     uint64_t due = __atomic_load_n(&c->next_collection, __ATOMIC_RELAXED);
@@ -128,13 +129,45 @@ uint64_t card_context_overhead(struct card *c)
     for (unsigned i = 0; i < c->shares; i++) {
         struct share *s = share_of(c, i);
         /* A grant that cannot be had now: the last one holds. */
-        if (grant_get(s->grant, &g))
+        uint32_t sequence = __atomic_load_n(&s->grant->sequence, __ATOMIC_ACQUIRE);
+        if (grant_get(s->grant, &g)) {
             __atomic_store_n(&s->overhead, to_units(g.context_overhead_bytes), __ATOMIC_RELAXED);
+            __atomic_store_n(&s->sequence, sequence, __ATOMIC_RELAXED);
+        }
         uint64_t overhead = __atomic_load_n(&s->overhead, __ATOMIC_RELAXED);
         if (overhead > most)
             most = overhead;
     }
     return most;
+}
+
+struct raise {
+    uint32_t card;
+    uint64_t overhead, sum;
+};
+
+static bool raise_context(struct entry *e, void *arg)
+{
+    struct raise *r = arg;
+    if (e->card == r->card && e->units < r->overhead) {
+        r->sum += r->overhead - e->units;
+        e->units = r->overhead;
+    }
+    return false;
+}
+
+void card_raise_overhead(struct card *c)
+{
+    struct raise r = {.card = (uint32_t)(c - process->card), .overhead = card_context_overhead(c)};
+    lock_take(&c->contexts);
+    if (c->primary && c->primary_units < r.overhead) {
+        r.sum = r.overhead - c->primary_units;
+        c->primary_units = r.overhead;
+    }
+    map_sweep(&process->contexts, raise_context, &r);
+    if (r.sum)
+        card_force(c, r.sum);
+    lock_drop(&c->contexts);
 }
 
 void card_count_context(struct card *c, int change)

@@ -8,6 +8,8 @@ CUresult claim_card(struct claim *c, struct card *card, uint64_t bytes)
     c->card = card && !card->whole ? card : 0;
     c->context = 0;
     c->units = to_units(bytes);
+    if (c->card)
+        card_follow_grant(c->card);
     if (!c->card || card_charge(c->card, c->units))
         return CUDA_SUCCESS;
     /* What pools keep for later is nobody's need now. */

@@ -76,6 +76,7 @@ static const char *load_share(const char *name, struct share *s, char *path, siz
     snprintf(path, size, SLUICE_SHARES "/%s/grant", name);
     if ((wrong = grant_map(path, &s->grant)))
         return wrong;
+    s->sequence = s->grant->sequence;
     if (grant_get(s->grant, &grant))
         s->overhead = to_units(grant.context_overhead_bytes);
     snprintf(path, size, SLUICE_SHARES "/%s/account", name);

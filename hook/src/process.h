@@ -26,6 +26,7 @@ struct share {
     const struct sluice_grant *grant;
     uint64_t limit;    /* units */
     uint64_t overhead; /* of a context, units, as last read from the grant */
+    uint32_t sequence; /* of the grant that it was read from */
     char *account;     /* path of the file */
     uint8_t card[16];
     bool whole;
@@ -110,6 +111,22 @@ uint64_t card_room(struct card *c);
 
 /* What the node says a context takes, units. */
 uint64_t card_context_overhead(struct card *c);
+
+/* Charges living contexts what the node has found since that they take. Free
+ * memory must not grow under a program that starts up, so a charge is raised
+ * here and never lowered. Cheap while the grant is unchanged. */
+void card_raise_overhead(struct card *c);
+static inline void card_follow_grant(struct card *c)
+{
+    for (unsigned i = 0; i < c->shares; i++) {
+        const struct share *s = &process->share[c->share[i]];
+        if (__builtin_expect(__atomic_load_n(&s->grant->sequence, __ATOMIC_RELAXED) !=
+                                 __atomic_load_n(&s->sequence, __ATOMIC_RELAXED), 0)) {
+            card_raise_overhead(c);
+            return;
+        }
+    }
+}
 
 /* Shown in the account: contexts alive in this process. */
 void card_count_context(struct card *c, int change);
