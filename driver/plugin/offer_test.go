@@ -132,6 +132,8 @@ func TestSlicesThatTheKubeletDeletedComeBack(t *testing.T) {
 	if err != nil || len(list.Items) != 1 {
 		t.Fatalf("%v, %v", list, err)
 	}
+	// Past the controller's own second look at what it just created.
+	time.Sleep(trustOwn + 2*time.Second)
 	deleted := time.Now()
 	if err := n.client.ResourceV1().ResourceSlices().Delete(t.Context(), list.Items[0].Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
@@ -200,7 +202,9 @@ func TestANodeWithoutADriverOffersNothingUntilItHasOne(t *testing.T) {
 func TestSlicesThatDoNotFitEndTheDriverWithTheLargestThatDo(t *testing.T) {
 	n := newNode(t, gputest.T4)
 	n.config = "nodeGroups:\n- name: t4\n  mode: fixed\n  slices: 2\n  memory: 8000Mi\n"
-	err := New(n.instanceConfig()).Run(t.Context())
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	err := New(n.instanceConfig()).Run(ctx)
 	for _, want := range []string{`"t4"`, "2 slices of 8000Mi", "14848Mi usable", "memory: 7424Mi", "memory: auto"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("ended with %v, want %q in it", err, want)
