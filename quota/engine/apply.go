@@ -109,7 +109,7 @@ func (e *Engine) queue(name QueueName) *queue {
 	if !ok {
 		q = &queue{
 			name: name, code: CodeMissing,
-			lanes: map[LocalQueueName]*lane{}, classes: map[classKey]*class{}, locals: map[LocalQueueName]*local{},
+			lanes: map[LocalQueueName]*lane{}, classes: map[classKey]*class{}, plans: map[*shape]*plan{}, locals: map[LocalQueueName]*local{},
 		}
 		q.node = &node{name: string(name), queue: q, weight: OneWeight}
 		e.queues[name] = q

@@ -73,7 +73,6 @@ func New(opts ...Option) *Engine {
 		soiled:      map[*node]struct{}{},
 		roomWaiters: map[*class]struct{}{},
 	}
-	e.byShare.e = e
 	for _, o := range opts {
 		o(&e.opts)
 	}

@@ -1,5 +1,7 @@
 package engine
 
+import "container/heap"
+
 // Fair sharing (KEP-1714). Queues are compared by their dominant resource share,
 // level by level from the root: cohorts against their siblings, then within the
 // one chosen. The lowest share is admitted first; from the highest is evicted.
@@ -14,63 +16,53 @@ type entrant struct {
 	share   share
 }
 
-// contest is the state of a node in a tournament.
+// contest is the state of a node in a tournament. It costs a node one comparison
+// with its siblings, on a heap, when something changes in it or below.
 type contest struct {
-	// kids are the children that have nominations below them.
-	kids []*node
+	in   bool
 	best entrant
-	// fresh says that best is up to date.
-	fresh bool
-	// in says that it takes part, listed that its parent knows.
-	in, listed bool
+	// heap has the children with nominations below them, the best on top; place
+	// is the node's own place in its parent's heap, counted from 1, and key what
+	// it stands there for.
+	heap  []*node
+	place int
+	key   entrant
+	// stale says that best is out of date, and that the parent knows.
+	stale     bool
+	staleKids []*node
 }
 
 // byShare is the order of fair sharing.
 type byShare struct {
-	e *Engine
 	// nodes took part.
 	nodes []*node
 }
 
 func (o *byShare) add(n *nomination) {
-	node := n.q.node
-	o.enter(node)
-	node.contest.best = entrant{n: n}
-	o.stale(node)
-	for child, at := node, node.parent; at != nil; child, at = at, at.parent {
-		known := at.contest.in
-		o.enter(at)
-		if !child.contest.listed {
-			child.contest.listed = true
-			at.contest.kids = append(at.contest.kids, child)
-		}
-		if known && at.contest.listed {
-			break
-		}
-	}
-}
-
-func (o *byShare) enter(at *node) {
-	if !at.contest.in {
+	for at := n.q.node; at != nil && !at.contest.in; at = at.parent {
 		at.contest.in = true
 		o.nodes = append(o.nodes, at)
 	}
-}
-
-// stale has a node and its ancestors compared anew.
-func (o *byShare) stale(at *node) {
-	for ; at != nil; at = at.parent {
-		at.contest.fresh = false
-	}
+	n.q.node.contest.best = entrant{n: n}
+	n.q.node.outdate()
 }
 
 func (o *byShare) remove(n *nomination) {
 	n.q.node.contest.best = entrant{}
-	o.stale(n.q.node)
+	n.q.node.outdate()
+}
+
+// outdate has a node and its ancestors compared anew.
+func (n *node) outdate() {
+	for ; n.contest.in && !n.contest.stale && n.parent != nil; n = n.parent {
+		n.contest.stale = true
+		n.parent.contest.staleKids = append(n.parent.contest.staleKids, n)
+	}
 }
 
 func (o *byShare) next(t *tree) *nomination {
-	n := o.e.nextEntrant(t.root).n
+	t.root.compare()
+	n := t.root.contest.best.n
 	if n != nil {
 		o.remove(n)
 	}
@@ -79,35 +71,74 @@ func (o *byShare) next(t *tree) *nomination {
 
 func (o *byShare) end(*tree) {
 	for _, at := range o.nodes {
-		kids := at.contest.kids[:0]
-		at.contest = contest{kids: kids}
+		clear(at.contest.heap)
+		at.contest = contest{heap: at.contest.heap[:0], staleKids: at.contest.staleKids[:0]}
 	}
 	o.nodes = o.nodes[:0]
 }
 
-// nextEntrant is the best nomination below a node, with the node's own standing
-// if it were admitted.
-func (e *Engine) nextEntrant(at *node) entrant {
-	c := &at.contest
-	if c.fresh {
-		return c.best
-	}
-	if !at.isQueue() {
+// compare brings the best nomination below a node up to date, with the node's
+// own standing if it were admitted.
+func (n *node) compare() {
+	c := &n.contest
+	c.stale = false
+	if !n.isQueue() {
+		for _, kid := range c.staleKids {
+			kid.compare()
+			n.place(kid)
+		}
+		c.staleKids = c.staleKids[:0]
 		c.best = entrant{}
-		for _, kid := range c.kids {
-			if k := e.nextEntrant(kid); k.n != nil && (c.best.n == nil || k.before(c.best)) {
-				c.best = k
-			}
+		if len(c.heap) > 0 {
+			c.best.n = c.heap[0].contest.key.n
 		}
 	}
-	c.fresh = true
-	if n := c.best.n; n != nil && at.parent != nil {
-		n.imagineIn()
-		c.best.share = at.share(planned)
-		c.best.borrows = n.borrowsAt(at)
-		n.imagineOut()
+	if best := c.best.n; best != nil && n.parent != nil {
+		best.imagineIn()
+		c.best.share = n.share(planned)
+		c.best.borrows = best.borrowsAt(n)
+		best.imagineOut()
 	}
-	return c.best
+}
+
+// place puts a child where it belongs in the heap.
+func (n *node) place(kid *node) {
+	h := (*contestHeap)(&n.contest.heap)
+	at := kid.contest.place - 1
+	switch {
+	case kid.contest.best.n == nil && at >= 0:
+		heap.Remove(h, at)
+	case kid.contest.best.n == nil:
+	case at >= 0:
+		kid.contest.key = kid.contest.best
+		heap.Fix(h, at)
+	default:
+		kid.contest.key = kid.contest.best
+		heap.Push(h, kid)
+	}
+}
+
+// contestHeap has the node with the best entrant on top.
+type contestHeap []*node
+
+func (h contestHeap) Len() int           { return len(h) }
+func (h contestHeap) Less(i, j int) bool { return h[i].contest.key.before(h[j].contest.key) }
+func (h contestHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].contest.place, h[j].contest.place = i+1, j+1
+}
+func (h *contestHeap) Push(x any) {
+	n := x.(*node)
+	*h = append(*h, n)
+	n.contest.place = len(*h)
+}
+func (h *contestHeap) Pop() any {
+	old := *h
+	n := old[len(old)-1]
+	old[len(old)-1] = nil
+	*h = old[:len(old)-1]
+	n.contest.place = 0
+	return n
 }
 
 func (a entrant) before(b entrant) bool {

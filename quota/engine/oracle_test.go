@@ -682,6 +682,7 @@ func (o *oracle) heads(q ClusterQueue) []*oracleWork {
 
 // follow checks decisions against the rules and takes them over.
 func (o *oracle) follow(decisions []Decision, now int64, inOrder bool) error {
+	o.dropHopeless()
 	var expected []oracleVictim
 	var expectFor WorkloadID
 	for _, d := range decisions {
@@ -727,6 +728,47 @@ func (o *oracle) follow(decisions []Decision, now int64, inOrder bool) error {
 	return nil
 }
 
+// dropHopeless gives up the promises that do not fit although nobody leaves any
+// more, as the engine does first of all.
+func (o *oracle) dropHopeless() {
+	var waiting, kept []*oracleWork
+	for _, w := range o.works {
+		if w.state == "promised" {
+			waiting = append(waiting, w)
+		}
+	}
+	sort.Slice(waiting, func(i, j int) bool { return oracleBefore(waiting[i], waiting[j]) })
+	for _, w := range waiting {
+		n := queueNode(w.queue)
+		fits := true
+		for fr, ask := range w.use {
+			fits = fits && (ask == 0 || ask <= o.available(held, n, fr) && o.available(planned, n, fr) >= 0)
+		}
+		switch {
+		case fits:
+			w.state = "holding"
+			kept = append(kept, w)
+		case !o.leavingAround(n):
+			w.state, w.queue, w.use = "", "", nil
+		}
+		o.dirty()
+	}
+	for _, w := range kept {
+		w.state = "promised"
+	}
+	o.dirty()
+}
+
+func (o *oracle) leavingAround(n oracleNode) bool {
+	path := o.path(n)
+	for _, w := range o.works {
+		if w.state == "leaving" && o.ancestor(queueNode(w.queue), path[len(path)-1]) != "" {
+			return true
+		}
+	}
+	return false
+}
+
 func ids(victims []oracleVictim) []string {
 	var out []string
 	for _, v := range victims {
@@ -740,7 +782,7 @@ func (o *oracle) followAdmit(d Admit, now int64, inOrder bool) error {
 	q := o.queues[d.Assignment.Queue]
 	if w.state == "promised" && reflect.DeepEqual(w.a, d.Assignment) {
 		for fr, ask := range w.use {
-			if ask > o.available(held, queueNode(q.Name), fr) {
+			if ask > 0 && ask > o.available(held, queueNode(q.Name), fr) {
 				return fmt.Errorf("its promise does not fit: %d of %v, %d available", ask, fr, o.available(held, queueNode(q.Name), fr))
 			}
 		}

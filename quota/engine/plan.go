@@ -10,6 +10,8 @@ type plan struct {
 	sets []planSet
 	// refused is why the queue can never take the shape, nil if it may.
 	refused *refusal
+	// refs counts the classes that use it.
+	refs int
 }
 
 type planSet struct {
@@ -38,6 +40,25 @@ type ask struct {
 }
 
 func (a ask) amount(count int32) Amount { return a.each.Times(int64(count)).Add(a.once) }
+
+// planOf returns the shared plan of a shape in a queue.
+func (e *Engine) planOf(q *queue, s *shape) *plan {
+	p, ok := q.plans[s]
+	if !ok {
+		p = e.planFor(q, s)
+		q.plans[s] = p
+	}
+	p.refs++
+	return p
+}
+
+func (q *queue) dropPlan(s *shape) {
+	if p := q.plans[s]; p != nil {
+		if p.refs--; p.refs == 0 {
+			delete(q.plans, s)
+		}
+	}
+}
 
 // planFor lays a shape over a queue.
 func (e *Engine) planFor(q *queue, s *shape) *plan {

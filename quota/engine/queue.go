@@ -25,8 +25,9 @@ type queue struct {
 	// LocalQueue where usage orders them.
 	lanes  map[LocalQueueName]*lane
 	sorted []*lane
-	// classes holds all that waits.
+	// classes holds all that waits; plans are shared between them.
 	classes map[classKey]*class
+	plans   map[*shape]*plan
 	pending int
 	// inReady says that the tree has it among the queues to try.
 	inReady bool
@@ -143,7 +144,7 @@ func (e *Engine) enter(q *queue, w *work) {
 	key := classKey{l, w.shape, w.priority, w.gated, w.roomKey}
 	c, ok := q.classes[key]
 	if !ok {
-		c = &class{key: key, queue: q, place: -1, plan: e.planFor(q, w.shape)}
+		c = &class{key: key, queue: q, place: -1, plan: e.planOf(q, w.shape)}
 		q.classes[key] = c
 		l.classes++
 	}
@@ -181,6 +182,7 @@ func (e *Engine) leave(w *work) {
 	if c.size() == 0 {
 		c.round++
 		delete(q.classes, c.key)
+		q.dropPlan(c.key.shape)
 		delete(e.roomWaiters, c)
 		c.key.lane.classes--
 		q.dropLane(c.key.lane)

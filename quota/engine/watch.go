@@ -208,6 +208,7 @@ func (c *cell) refreshNeeds() {
 
 // changed notes that the usage of a leaf's cell changed, for better or worse.
 func (e *Engine) changed(c *cell) {
+	c.node.outdate()
 	t := c.node.queue.tree()
 	if t == nil {
 		return

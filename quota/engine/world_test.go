@@ -178,7 +178,7 @@ func (w *world) submit() {
 	sets := 1 + w.draw("sets", 5)/5
 	for s := range sets {
 		ps := PodSet{Name: fmt.Sprintf("s%d", s), Count: int32(1 + w.draw("count", 2)), Requests: Amounts{}}
-		if s == 0 && w.draw("partial", 5) == 0 {
+		if s == 0 && w.size.flavors > 1 && w.draw("partial", 5) == 0 {
 			ps.MinCount = 1
 		}
 		for r := range w.size.resources {
@@ -430,8 +430,9 @@ func checkWorlds(t *testing.T, size worldSize, fair, evicts bool) {
 
 var smallWorld = worldSize{levels: 3, cohorts: 3, queues: 4, flavors: 2, resources: 2, workloads: 20, steps: 8}
 
-// oneFlavor is a world in which the order of admissions is exact too: the way a
-// workload could be admitted only gets worse while others are admitted.
+// oneFlavor is a world in which the order of admissions is exact too: without a
+// choice of flavors or of counts, the way a workload could be admitted only gets
+// worse while others are admitted.
 var oneFlavor = worldSize{levels: 4, cohorts: 4, queues: 5, flavors: 1, resources: 2, workloads: 25, steps: 8}
 
 func TestAdmissionsAreInTheOrderOfTheRules(t *testing.T) {
