@@ -217,7 +217,7 @@ func (d *demo) namedNode(ctx context.Context) (string, error) {
 		}
 		events, err := d.Events(limited, teamNamespace, "named-node")
 		for _, event := range events {
-			if strings.Contains(event, "claim") {
+			if strings.Contains(event, "not allowed to use ResourceClaim") {
 				said = event
 				return true, "", nil
 			}

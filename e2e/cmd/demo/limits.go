@@ -21,7 +21,7 @@ func (d *demo) limits(ctx context.Context) error {
 		return err
 	}
 	d.title("A container is held to its slice (%s of a card): it allocates until it is refused", slice)
-	t := table{header: []string{"PROGRAM", "TOOK", "THEN", "FREE NOW", "DEVICE"}}
+	t := table{header: []string{"PROGRAM", "TOOK", "ONE BYTE MORE", "FREE", "DEVICE"}}
 	programs := []struct {
 		pod, words string
 		args       []string
@@ -32,7 +32,7 @@ func (d *demo) limits(ctx context.Context) error {
 		{"dlopen", "dlopen and dlsym", []string{"--via", "dlopen"}},
 	}
 	for _, p := range programs {
-		args := append(p.args, "info", "alloc:10Gi", "alloc-until-oom:1Mi", "meminfo", "hold")
+		args := append(p.args, "info", "alloc:10Gi", "alloc-until-oom:1Mi", "alloc:1", "meminfo", "hold")
 		pod := testbed.Pod(p.pod, args, testbed.OnNode("node-2"), testbed.WithTemplate("limited"))
 		if err := d.Create(ctx, slicesNamespace, pod); err != nil {
 			return err
@@ -64,12 +64,16 @@ func (d *demo) takeUntilRefused(ctx context.Context, pod, slice string) ([]strin
 		return nil, err
 	}
 	var took uint64
-	var refusal string
+	var oneMore string
 	for _, step := range steps {
-		took += step.Bytes
-		if step.Result != "CUDA_SUCCESS" {
-			refusal = step.Result
+		if step.Step == "alloc:1" {
+			oneMore = step.Result
+		} else {
+			took += step.Bytes
 		}
+	}
+	if oneMore != "CUDA_ERROR_OUT_OF_MEMORY" {
+		return nil, fmt.Errorf("pod %s asked for one byte more than its slice and was told %s", pod, oneMore)
 	}
 	limit := resource.MustParse(slice)
 	if took != uint64(limit.Value()) {
@@ -82,5 +86,5 @@ func (d *demo) takeUntilRefused(ctx context.Context, pod, slice string) ([]strin
 	if len(shares) != 1 {
 		return nil, fmt.Errorf("pod %s should have one share, has %+v", pod, shares)
 	}
-	return []string{bytesText(took), refusal, bytesText(end.Free), shares[0].Node + "/" + shares[0].Device}, nil
+	return []string{bytesText(took), oneMore, bytesText(end.Free), shares[0].Node + "/" + shares[0].Device}, nil
 }
