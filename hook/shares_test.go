@@ -171,22 +171,25 @@ func TestAForkedChildCountsOnItsOwn(t *testing.T) {
 	p.want("retain 0", "0")
 	p.want("alloc linear 600Mi", "0 #0")
 
-	// Forked with CUDA alive: the child has nothing of it, but can start anew.
-	q := n.start(box)
-	q.want("init", "0")
-	q.want("retain 0", "0")
-	q.want("alloc linear 300Mi", "0 #0")
-	q.want("fork", "0")
-	q.want("init", "0")
-	q.want("retain 0", "0")
-	q.want("info", "0 free 124Mi+0 total 1024Mi")
-	q.want("alloc linear 125Mi", "2")
-	q.want("alloc linear 124Mi", "0 #0")
-	if u := n.usage("a"); u.Memory != gi || len(u.Processes) != 3 {
-		t.Errorf("%+v", u)
+	// Forked with CUDA alive: the child has nothing of it, but can start anew,
+	// also when it was made past the C library and its fork handlers.
+	for _, how := range []string{"fork", "clone"} {
+		q := n.start(box)
+		q.want("init", "0")
+		q.want("retain 0", "0")
+		q.want("alloc linear 300Mi", "0 #0")
+		q.want(how, "0")
+		q.want("init", "0")
+		q.want("retain 0", "0")
+		q.want("info", "0 free 124Mi+0 total 1024Mi")
+		q.want("alloc linear 125Mi", "2")
+		q.want("alloc linear 124Mi", "0 #0")
+		if u := n.usage("a"); u.Memory != gi || len(u.Processes) != 3 {
+			t.Errorf("%s: %+v", how, u)
+		}
+		q.end()
 	}
 	p.end()
-	q.end()
 	if u := n.usage("a"); u.Memory != 0 || len(u.Processes) != 0 {
 		t.Errorf("after the end: %+v", u)
 	}

@@ -22,8 +22,19 @@
 #define MADV_WIPEONFORK 18
 #endif
 
-static struct process unborn;
-struct process *process = &unborn;
+#if defined(__x86_64__)
+enum { PAGE = 4096 };
+#else
+enum { PAGE = 65536 }; /* the largest in use */
+#endif
+
+/* Whole pages: nothing else must be wiped with it. */
+static _Alignas(PAGE) union {
+    struct process process;
+    char pages[(sizeof(struct process) + PAGE - 1) / PAGE * PAGE];
+} state;
+
+struct process *const process = &state.process;
 
 static void before_fork(void)
 {
@@ -35,30 +46,19 @@ static void after_fork_in_parent(void)
     lock_drop(&process->attaching);
 }
 
-/* The kernel has wiped the mapping already, unless it is older than 4.14. */
+/* The kernel has wiped the pages already, unless it is older than 4.14. */
 static void after_fork_in_child(void)
 {
-    memset((void *)process, 0, sizeof *process);
+    memset(&state, 0, sizeof state);
 }
 
-/* Makes the mapping. Threads that come here at once agree on one. */
-static bool be_born(void)
+static void be_born(void)
 {
-    struct process *p, *none = &unborn;
-    if (__atomic_load_n(&process, __ATOMIC_ACQUIRE) != &unborn)
-        return true;
-    p = mmap(0, sizeof *p, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) {
-        say("no memory for the limiter: %s", strerror(errno));
-        return false;
-    }
-    madvise(p, sizeof *p, MADV_WIPEONFORK);
-    if (!__atomic_compare_exchange_n(&process, &none, p, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
-        munmap(p, sizeof *p);
-        return true;
-    }
+    static int born;
+    if (__atomic_exchange_n(&born, 1, __ATOMIC_ACQ_REL))
+        return;
+    madvise(&state, sizeof state, MADV_WIPEONFORK);
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-    return true;
 }
 
 /* Reads one share's folder. Returns 0, or the reason of the refusal. */
@@ -128,8 +128,7 @@ static bool load_shares(void)
 
 bool process_load(void)
 {
-    if (!be_born())
-        return false;
+    be_born();
     lock_take(&process->attaching);
     bool ok = process->shares || load_shares();
     if (!ok)
@@ -207,8 +206,7 @@ static CUresult attach_devices(void)
 CUresult process_attach(void)
 {
     CUresult r = CUDA_SUCCESS;
-    if (!be_born())
-        return CUDA_ERROR_NOT_PERMITTED;
+    be_born();
     lock_take(&process->attaching);
     if (!process->ready) {
         if (!process->shares && !load_shares())

@@ -2,9 +2,10 @@
  * What this process knows: the cards that it sees, the shares that it holds of
  * them, and what it has allocated.
  *
- * All of it lies in one mapping that the kernel wipes in a forked child, so
- * that all zero means: not attached yet. A child counts on its own, whichever
- * way it was made.
+ * All of it lies in pages of their own that the kernel wipes in a forked child,
+ * so that all zero means: not attached yet. A child counts on its own, whichever
+ * way it was made. The pages are static data, where a program's leak checker
+ * looks for what is still in use.
  */
 #ifndef SLUICE_PROCESS_H
 #define SLUICE_PROCESS_H
@@ -70,7 +71,7 @@ struct process {
     void *held;          /* exported pieces that may live on as one of them */
 };
 
-extern struct process *process;
+extern struct process *const process;
 
 /* Reads the limits and nothing else; what cuInit does before the driver starts.
  * False: refused, and stderr says why. */
