@@ -46,10 +46,15 @@ func (a Amount) Sub(b Amount) Amount {
 		return Unlimited
 	case b == Unlimited:
 		return deficit
-	case b == deficit:
+	}
+	d := a - b
+	if a >= 0 && b < 0 && d < 0 {
 		return Unlimited
 	}
-	return a.Add(-b)
+	if a < 0 && b > 0 && d >= 0 {
+		return deficit
+	}
+	return d
 }
 
 // Times returns a*n, saturated.

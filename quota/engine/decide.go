@@ -239,7 +239,7 @@ func (q *queue) mayPreempt() bool {
 
 // say gives a Wait if the reason is new.
 func (e *Engine) say(w *work) {
-	why := e.Why(w.id)
+	why := e.explain(w)
 	s := saying{why.Reason, why.Resource, why.Flavor, why.Never}
 	if w.said == s {
 		return

@@ -25,7 +25,9 @@ type Admit struct {
 // Evict takes quota back. The victim keeps it until [Released]. Answer with
 // Evicting, or with EvictionFailed.
 type Evict struct {
+	// Victim is whom to evict.
 	Victim WorkloadID
+	// Reason is the class of reasons.
 	Reason EvictReason
 	// For is the workload that needs the room, "" where none does.
 	For WorkloadID

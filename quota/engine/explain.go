@@ -13,17 +13,19 @@ func (e *Engine) Why(id WorkloadID) Why {
 	e.settle()
 	w, ok := e.works[id]
 	if !ok {
-		why := Why{ID: id, State: Unknown}
-		why.text = why.sentence(e.opts.format)
-		return why
+		return Why{ID: id, State: Unknown}
 	}
 	why := e.explain(w)
-	why.text = why.sentence(e.opts.format)
+	if w.class != nil && why.Reason != "" {
+		why.Position = e.position(w)
+	}
 	return why
 }
 
+// explain is Why without the place in the queue, which takes a look at the whole
+// queue, and without the sentence.
 func (e *Engine) explain(w *work) Why {
-	why := Why{ID: w.id, State: Pending}
+	why := Why{ID: w.id, State: Pending, format: &e.opts.format}
 	if h := w.hold; h != nil {
 		why.Queue = h.queue.name
 		switch h.state {
@@ -49,7 +51,6 @@ func (e *Engine) explain(w *work) Why {
 		why.Never = reason == Misconfigured
 		return why
 	}
-	why.Position = e.position(w)
 	q := w.class.queue
 	if q.strict() {
 		if head := e.blocking(q); head != nil && head != w {
@@ -249,8 +250,8 @@ func (a Holder) before(b Holder) bool {
 
 // String is the reason as one sentence.
 func (w Why) String() string {
-	if w.text != "" {
-		return w.text
+	if w.format != nil {
+		return w.sentence(*w.format)
 	}
 	return w.sentence(FormatAmount)
 }

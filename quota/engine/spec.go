@@ -120,12 +120,17 @@ type ClusterQueue struct {
 	Cohort CohortName
 	// Groups are its quotas. A resource and a flavor are in one group at most;
 	// otherwise, or if an amount is negative, the queue is inactive.
-	Groups      []ResourceGroup
-	Strategy    Strategy
-	Namespaces  Selector
-	Stop        StopPolicy
+	Groups []ResourceGroup
+	// Strategy is queueingStrategy.
+	Strategy Strategy
+	// Namespaces are those that it serves (namespaceSelector).
+	Namespaces Selector
+	// Stop is stopPolicy.
+	Stop StopPolicy
+	// Fungibility is how it chooses between flavors.
 	Fungibility Fungibility
-	Preemption  Preemption
+	// Preemption is whom its workloads may evict.
+	Preemption Preemption
 	// Weight is its weight in fair sharing; nil is 1, 0 means that it may be
 	// evicted from first whenever it borrows.
 	Weight *Weight
@@ -150,9 +155,11 @@ type Cohort struct {
 
 // LocalQueue is the door of a namespace to a ClusterQueue.
 type LocalQueue struct {
-	Name  LocalQueueName
+	Name LocalQueueName
+	// Queue is the ClusterQueue that it leads to.
 	Queue QueueName
-	Stop  StopPolicy
+	// Stop is stopPolicy.
+	Stop StopPolicy
 	// Weight divides its usage in admission fair sharing; nil is 1, and 0 or
 	// less puts it behind all others.
 	Weight *Weight

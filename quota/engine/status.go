@@ -2,13 +2,15 @@ package engine
 
 // QueueStatus is the state of a ClusterQueue for its status, metrics and CLIs.
 type QueueStatus struct {
-	Name   QueueName
+	Name QueueName
+	// Cohort is its parent, "" for none.
 	Cohort CohortName
-	// Active says whether the queue admits; Inactive is the reason if not, and
-	// Code its class.
-	Active   bool
+	// Active says whether the queue admits.
+	Active bool
+	// Inactive is the reason if it does not.
 	Inactive string
-	Code     InactiveCode
+	// Code is the class of that reason.
+	Code InactiveCode
 	// Pending counts those that wait in the queue and could be tried, Parked
 	// those among them that will be tried again only when something changes.
 	// Reserving counts those that hold quota, Leaving those among them that are
@@ -25,8 +27,10 @@ type QueueStatus struct {
 // UsageStatus is one flavor and resource of a node.
 type UsageStatus struct {
 	FlavorResource
+	// Nominal is the node's quota.
 	Nominal Amount
-	Used    Amount
+	// Used is what is charged, with workloads that are being evicted.
+	Used Amount
 	// Borrowed is the part above Nominal (of a cohort: above its subtree quota).
 	Borrowed Amount
 	// Available is what could be taken now without evicting.
@@ -50,21 +54,25 @@ const (
 
 // CohortStatus is the state of a Cohort.
 type CohortStatus struct {
-	Name   CohortName
+	Name CohortName
+	// Parent is "" for a root.
 	Parent CohortName
 	// Cycle says that its ancestors form a cycle.
 	Cycle bool
 	// Usage entries: Nominal is the subtree quota, Used what its members use of
 	// what they share.
 	Usage []UsageStatus
+	// Share is as in QueueStatus.
 	Share Amount
 }
 
 // PendingItem is one line of a queue's waiting list.
 type PendingItem struct {
-	ID         WorkloadID
+	ID WorkloadID
+	// LocalQueue is where it was sent.
 	LocalQueue LocalQueueName
-	Priority   int32
+	// Priority is the effective one.
+	Priority int32
 	// Position counts from 1 in the ClusterQueue; InLocalQueue in the
 	// LocalQueue.
 	Position, InLocalQueue int

@@ -60,23 +60,26 @@ const (
 // Why is the answer to the question why a workload does not run. It is a value:
 // every number in its sentence is a field.
 type Why struct {
-	ID    WorkloadID
+	ID WorkloadID
+	// State is where it stands.
 	State State
 	// Reason is "" for workloads that hold quota.
 	Reason Reason
 	// Queue is the ClusterQueue, where it is known.
 	Queue QueueName
 	// Position counts from 1 in the order of the queue; 0 if it is not in the
-	// queue.
+	// queue, and in a Wait.
 	Position int
 	// Never says that nothing could admit it while the configuration stays as
 	// it is.
 	Never bool
 
-	// PodSet, Resource and Flavor are what falls short, for quota and room.
-	PodSet   string
+	// PodSet is the one for which something falls short, of quota or room.
+	PodSet string
+	// Resource is what falls short.
 	Resource Resource
-	Flavor   FlavorName
+	// Flavor is where it does: of several, the one that comes closest.
+	Flavor FlavorName
 	// Asked is what the pod set and those before it need of it, Free what the queue has left of its
 	// own, Borrowable what it could take from others beyond that, now. Most is
 	// what could be available to it if nobody used anything.
@@ -97,8 +100,8 @@ type Why struct {
 	// configuration at fault.
 	Detail string
 
-	// text is the sentence, with amounts as the engine prints them.
-	text string
+	// format is how the engine prints amounts, nil for FormatAmount.
+	format *Format
 }
 
 // Holder is a queue that uses a resource which somebody else waits for.

@@ -40,7 +40,8 @@ type Workload struct {
 
 // PodSet is a number of like pods.
 type PodSet struct {
-	Name  string
+	Name string
+	// Count is how many pods there are.
 	Count int32
 	// MinCount, if not 0, lets the workload be admitted with fewer pods of this
 	// set. At most one set of a workload has it.
