@@ -21,7 +21,8 @@ import (
 // opens the gates of all pods whose workload is admitted.
 type podReconciler struct {
 	*sources
-	live client.Reader
+	live   client.Reader
+	nudges nudges
 }
 
 // gateRetry is how soon a gate that found no room is tried again; what frees
@@ -35,6 +36,7 @@ var errWait = errors.New("not yet")
 func (r *podReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	pod := &corev1.Pod{}
 	if err := r.client.Get(ctx, req.NamespacedName, pod); err != nil {
+		r.nudges.forget(req.NamespacedName)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	id, set := podWorkload(pod)
@@ -69,6 +71,7 @@ func (r *podReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 		return ctrl.Result{}, nil
 	}
 	if pod.DeletionTimestamp != nil || pod.Spec.NodeName != "" {
+		r.nudges.forget(req.NamespacedName)
 		return ctrl.Result{}, nil
 	}
 	switch err := r.open(ctx, pod, wl, a, set); {
@@ -80,9 +83,11 @@ func (r *podReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 		return ctrl.Result{RequeueAfter: gateRetry}, nil
 	case apierrors.IsConflict(err):
 		return ctrl.Result{RequeueAfter: 50 * time.Millisecond}, nil
-	default:
+	case err != nil:
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
+	again, err := r.wake(ctx, pod)
+	return ctrl.Result{RequeueAfter: again}, err
 }
 
 // workloadOf returns the Workload that a pod really belongs to, nil if none, and
