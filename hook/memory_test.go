@@ -128,6 +128,24 @@ func TestAContextThatDoesNotFitIsRefused(t *testing.T) {
 	p.end()
 }
 
+// TestAContextThatNoWrapperSawIsChargedWithItsFirstAllocation, and ends like
+// any other.
+func TestAContextThatNoWrapperSawIsChargedWithItsFirstAllocation(t *testing.T) {
+	n := newNode(t, 1, 80*gi, 100*mi)
+	n.share("a", 0, gi, 100*mi)
+	p := n.start(n.container("a", []int{0}, "a"))
+	p.want("init", "0")
+	p.want("retain-behind "+n.lab.real+" 0", "0")
+	p.want("alloc linear 925Mi", "2")
+	p.want("alloc linear 924Mi", "0 #0")
+	p.want("alloc linear 1", "2")
+	p.want("reset 0", "0")
+	if u := n.usage("a"); u.Memory != 0 {
+		t.Errorf("%d bytes did not come back", u.Memory)
+	}
+	p.end()
+}
+
 // TestWhatTheNodeFindsOutAboutContextsIsChargedAndNeverLowered while they live.
 func TestWhatTheNodeFindsOutAboutContextsIsChargedAndNeverLowered(t *testing.T) {
 	n := newNode(t, 1, 80*gi, 0)

@@ -31,10 +31,15 @@ CUresult claim_begin(struct claim *c, uint64_t bytes)
         return r;
     if (REAL(cuCtxGetCurrent)(&context) || !context)
         return CUDA_SUCCESS; /* the driver will say so */
-    if (process->cards == 1)
-        r = claim_card(c, &process->card[0], bytes);
-    else if (!(r = REAL(cuCtxGetDevice)(&device)))
-        r = claim_card(c, process_card(device), bytes);
+    struct card *card = &process->card[0];
+    if (process->cards != 1) {
+        if ((r = REAL(cuCtxGetDevice)(&device)))
+            return r;
+        card = process_card(device);
+    }
+    if (card && !card->whole)
+        context_adopt(card, context);
+    r = claim_card(c, card, bytes);
     c->context = context;
     return r;
 }

@@ -41,6 +41,39 @@ struct card *context_card(CUcontext ctx)
     return map_get(&process->contexts, (uintptr_t)ctx, &e) ? &process->card[e.card] : 0;
 }
 
+static void adopt(struct card *c, CUcontext ctx)
+{
+    struct entry e;
+    lock_take(&c->contexts);
+    if (c->primary != ctx && !map_get(&process->contexts, (uintptr_t)ctx, &e)) {
+        uint64_t overhead = card_context_overhead(c);
+        e = (struct entry){
+            .key = (uintptr_t)ctx,
+            .units = overhead,
+            .card = (uint32_t)(c - process->card),
+        };
+        if (!c->primary && primary_active(c->device)) {
+            c->primary = ctx;
+            c->primary_units = overhead;
+            card_force(c, overhead);
+            card_count_context(c, 1);
+        } else if (map_put(&process->contexts, &e)) {
+            card_force(c, overhead);
+            card_count_context(c, 1);
+        }
+    }
+    lock_drop(&c->contexts);
+}
+
+void context_adopt(struct card *c, CUcontext ctx)
+{
+    struct entry e;
+    if (__builtin_expect(__atomic_load_n(&c->primary, __ATOMIC_RELAXED) == ctx, 1) ||
+        map_get(&process->contexts, (uintptr_t)ctx, &e))
+        return;
+    adopt(c, ctx);
+}
+
 /* The limited card of a device; 0 with r: refused, 0 without: let it pass. */
 static struct card *limited(CUdevice dev, CUresult *r)
 {

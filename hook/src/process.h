@@ -97,6 +97,11 @@ struct card *process_card(CUdevice device);
 /* The card of a context that this process made or retained; 0 if unknown. */
 struct card *context_card(CUcontext ctx);
 
+/* For a current context of a limited card: if it was made in a way that no
+ * wrapper saw, through the driver's private tables, it is entered now and its
+ * overhead charged, whether it fits or not. */
+void context_adopt(struct card *c, CUcontext ctx);
+
 /* Charges units to the card's shares, spread as they have room. If there is
  * none, dead processes are collected before false is returned. */
 bool card_charge(struct card *c, uint64_t units);

@@ -321,6 +321,14 @@ static void obey(char *line)
         r = p_cuDevicePrimaryCtxRetain(&contexts[n_contexts], NUMBER(1));
         if (!r)
             p_cuCtxSetCurrent(contexts[n_contexts++]);
+    } else if (IS("retain-behind")) { /* retain-behind DRIVER DEVICE: where no wrapper sees it */
+        CUresult (*retain)(CUcontext *, CUdevice) = 0;
+        void *driver = dlopen(a[1], RTLD_NOW | RTLD_NOLOAD);
+        if (driver)
+            *(void **)&retain = dlsym(driver, "cuDevicePrimaryCtxRetain");
+        r = retain ? retain(&contexts[n_contexts], NUMBER(2)) : -1;
+        if (!r)
+            p_cuCtxSetCurrent(contexts[n_contexts++]);
     } else if (IS("release"))
         r = p_cuDevicePrimaryCtxRelease_v2(NUMBER(1));
     else if (IS("reset"))
