@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -125,11 +126,16 @@ func tail(path string, lines int) string {
 	return strings.Join(all[max(0, len(all)-lines):], "\n")
 }
 
-// What does not apply to sluice-driver would be a check that proves nothing.
-func everythingApplies(t *testing.T, results []sanity.Result) {
+// byHelper are checks that a driver on top of the kubeletplugin package gets
+// advice in, whatever it does: the package refuses such a call as a whole.
+var byHelper = []string{"refuses/only-the-claim-that-is-not-allocated"}
+
+// everythingHolds wants more than Run: sluice-driver follows the advice too, and
+// offers what each check is about.
+func everythingHolds(t *testing.T, results []sanity.Result) {
 	t.Helper()
 	for _, r := range results {
-		if r.Outcome == sanity.NotApplicable {
+		if r.Outcome != sanity.Passed && !(r.Outcome == sanity.Advised && slices.Contains(byHelper, r.Check.Name)) {
 			t.Errorf("%s", r)
 		}
 	}
@@ -153,7 +159,7 @@ func TestSluiceDriverKeepsAKubeletsContract(t *testing.T) {
 			d := sluice(t, "sluice-"+part.name, binaries)
 			d.Only, d.Except = part.only, part.except
 			results := sanity.Run(t, d)
-			everythingApplies(t, results)
+			everythingHolds(t, results)
 			t.Log(summary(results))
 		})
 	}
