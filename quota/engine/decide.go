@@ -17,8 +17,9 @@ import (
 func (e *Engine) Decide(fit Fit) []Decision {
 	e.settle()
 	e.out = nil
-	if fit != nil {
-		for _, id := range e.drops {
+	e.fit = fit
+	for _, id := range e.drops {
+		if fit != nil {
 			fit.Drop(id)
 		}
 	}
@@ -36,7 +37,17 @@ func (e *Engine) Decide(fit Fit) []Decision {
 			}
 		}
 	}
+	e.fit = nil
 	return e.out
+}
+
+// drop gives up a reserved place, at once or when the next Decide brings a Fit.
+func (e *Engine) drop(w *work) {
+	if e.fit != nil {
+		e.fit.Drop(w.id)
+		return
+	}
+	e.drops = append(e.drops, w.id)
 }
 
 // run decides for one tree.

@@ -35,6 +35,8 @@ type Engine struct {
 	// leaving counts evictions in flight.
 	leaving int
 	drops   []WorkloadID
+	// fit is the one of the present Decide.
+	fit Fit
 
 	// touchedTrees are those for which Decide may find something to do.
 	touchedTrees []*tree

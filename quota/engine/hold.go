@@ -129,7 +129,7 @@ func (e *Engine) cancelPromise(w *work) {
 	e.uncharge(w)
 	w.hold, w.said = nil, saying{}
 	if h.placement != nil {
-		e.drops = append(e.drops, w.id)
+		e.drop(w)
 	}
 }
 
@@ -216,7 +216,7 @@ func (e *Engine) admissionFailed(ev AdmissionFailed) {
 		return
 	}
 	if w.hold.placement != nil {
-		e.drops = append(e.drops, w.id)
+		e.drop(w)
 	}
 	e.dropHold(w)
 	w.notBefore = instantOf(ev.NotBefore)

@@ -231,7 +231,7 @@ func (w *work) awaitsRoom(e *Engine) bool {
 // place.
 func (e *Engine) unkeep(w *work, taken bool) {
 	if w.kept && !taken {
-		e.drops = append(e.drops, w.id)
+		e.drop(w)
 	}
 	w.kept, w.roomSince = false, 0
 }
