@@ -95,10 +95,18 @@ func TestAWholeCardBesideASliceIsNotLimited(t *testing.T) {
 	p.want("alloc linear 70Gi", "0 #0")
 	p.want("alloc vmm 1Gi 1", "0 #1")
 	p.want("alloc async 1Gi", "0 #2")
+	p.want("pool 1", "0")
+	p.want("alloc pool 1Gi 0", "0 #3")
+	p.want("free 3", "0")
+	p.want("pool-trim 0", "0")
+	p.want("pool-destroy 0", "0")
 	p.want("total 1", "0 total 81920Mi")
+	if u := n.usage("slice"); u.Memory != 0 {
+		t.Errorf("what is on the whole card is charged to the slice: %d", u.Memory)
+	}
 	p.want("retain 0", "0")
 	p.want("alloc linear 2Gi", "2")
-	p.want("alloc linear 1Gi", "0 #3")
+	p.want("alloc linear 1Gi", "0 #4")
 	p.end()
 }
 

@@ -77,6 +77,7 @@ const (
 	slotOffPID      = 24
 	slotOffContexts = 28
 	slotOffBusy     = 32
+	slotOffOverhead = 40
 )
 
 var le = binary.LittleEndian

@@ -72,6 +72,7 @@ var mirrored = []struct {
 	{"offsetof(struct sluice_slot, pid)", slotOffPID},
 	{"offsetof(struct sluice_slot, contexts)", slotOffContexts},
 	{"offsetof(struct sluice_slot, busy_ns)", slotOffBusy},
+	{"offsetof(struct sluice_slot, context_units)", slotOffOverhead},
 
 	{`sluice_checksum("sluice", 6)`, checksum([]byte("sluice"))},
 }

@@ -59,19 +59,13 @@ func create(dir string, l Limit, g Grant) error {
 	if err := ensure(dir, AccountFile, tenantMode, emptyAccount()); err != nil {
 		return err
 	}
-	if err := repairAccount(dir); err != nil {
-		return err
-	}
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
+	return repairAccount(dir)
 }
 
 // ensure makes the file if it is not there. The name appears together with the
-// bytes, never before, so that no crash leaves half a file behind the name.
+// bytes, never before, so that no crash of this process leaves half a file
+// behind the name. It does not force them to the disk: after a crash of the
+// machine no container runs, and its shares are made anew.
 func ensure(dir, name string, mode fs.FileMode, content []byte) error {
 	path := filepath.Join(dir, name)
 	if _, err := os.Lstat(path); err == nil || !errors.Is(err, fs.ErrNotExist) {
@@ -86,7 +80,7 @@ func ensure(dir, name string, mode fs.FileMode, content []byte) error {
 		return err
 	}
 	_, err = f.Write(content)
-	err = errors.Join(err, f.Chmod(mode), f.Sync(), f.Close())
+	err = errors.Join(err, f.Chmod(mode), f.Close())
 	if err == nil {
 		err = os.Link(temp, path)
 		if errors.Is(err, fs.ErrExist) {

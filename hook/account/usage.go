@@ -39,6 +39,10 @@ type Process struct {
 	Memory uint64
 	// Contexts that are alive in it.
 	Contexts uint32
+	// ContextOverhead is what each of them was charged at least, in bytes: the
+	// highest grant that the process has followed. Less than the grant says
+	// that it has made no CUDA call since the grant was raised.
+	ContextOverhead uint64
 	// Busy is the GPU time that it claims to have used.
 	Busy time.Duration
 }
@@ -90,11 +94,12 @@ func decodeAccount(b []byte, live *[Slots]bool) (Usage, error) {
 		}
 		memory = min(memory+units, maxUnits)
 		u.Processes = append(u.Processes, Process{
-			Slot:     i,
-			PID:      le.Uint32(s[slotOffPID:]),
-			Memory:   units << unitShift,
-			Contexts: le.Uint32(s[slotOffContexts:]),
-			Busy:     time.Duration(min(le.Uint64(s[slotOffBusy:]), 1<<63-1)),
+			Slot:            i,
+			PID:             le.Uint32(s[slotOffPID:]),
+			Memory:          units << unitShift,
+			Contexts:        le.Uint32(s[slotOffContexts:]),
+			ContextOverhead: min(le.Uint64(s[slotOffOverhead:]), maxUnits) << unitShift,
+			Busy:            time.Duration(min(le.Uint64(s[slotOffBusy:]), 1<<63-1)),
 		})
 	}
 	u.Memory = memory << unitShift

@@ -92,7 +92,10 @@ struct sluice_slot {
     uint32_t pid;       /* in the process's own PID namespace; only to be shown */
     uint32_t contexts;  /* live contexts; only to be shown */
     uint64_t busy_ns;   /* GPU time claimed by this process; only grows */
-    uint64_t reserved[3];
+    /* What each live context was charged at least, units: tells the node which
+     * of its grants this process has followed. Only to be shown. */
+    uint64_t context_units;
+    uint64_t reserved[2];
 };
 
 /* Cache lines are kept apart so that a reader of the limits never waits for a

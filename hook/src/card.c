@@ -156,6 +156,12 @@ static bool raise_context(struct entry *e, void *arg)
     return false;
 }
 
+static void show_followed(struct card *c, uint64_t units)
+{
+    struct ledger *l = &share_of(c, 0)->ledger;
+    __atomic_store_n(&l->account->slot[l->slot].context_units, units, __ATOMIC_RELEASE);
+}
+
 void card_raise_overhead(struct card *c)
 {
     struct raise r = {.card = (uint32_t)(c - process->card), .overhead = card_context_overhead(c)};
@@ -167,11 +173,22 @@ void card_raise_overhead(struct card *c)
     map_sweep(&process->contexts, raise_context, &r);
     if (r.sum)
         card_force(c, r.sum);
+    /* After the charge: who reads the new figure finds it in the total. */
+    show_followed(c, r.overhead);
     lock_drop(&c->contexts);
 }
 
 void card_count_context(struct card *c, int change)
 {
     struct ledger *l = &share_of(c, 0)->ledger;
-    __atomic_fetch_add(&l->account->slot[l->slot].contexts, (uint32_t)change, __ATOMIC_RELAXED);
+    uint32_t before = __atomic_fetch_add(&l->account->slot[l->slot].contexts, (uint32_t)change, __ATOMIC_RELAXED);
+    if (change > 0 && !before) { /* those that follow are charged no less */
+        uint64_t most = 0;
+        for (unsigned i = 0; i < c->shares; i++) {
+            uint64_t overhead = __atomic_load_n(&share_of(c, i)->overhead, __ATOMIC_RELAXED);
+            if (overhead > most)
+                most = overhead;
+        }
+        show_followed(c, most);
+    }
 }

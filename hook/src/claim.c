@@ -78,8 +78,14 @@ CUresult claim_end_with(struct claim *c, CUresult r, uint64_t key, CUresult (*fr
         .card = (uint32_t)(c->card - process->card),
         .kind = KIND_LINEAR,
     };
-    if (map_put(&process->pointers, &e))
+    struct entry old;
+    if (map_swap(&process->pointers, &e, &old)) {
+        /* The driver gives an address out again only when it is free: somebody
+         * freed it where no wrapper saw it. */
+        if (old.key && old.kind != KIND_POOLED)
+            card_return(&process->card[old.card], old.units);
         return CUDA_SUCCESS;
+    }
     free_it(key);
     claim_abort(c);
     return CUDA_ERROR_OUT_OF_MEMORY;

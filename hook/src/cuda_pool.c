@@ -17,8 +17,9 @@
 
 enum { MIN_STEP = 2 << 20, MANY = 64 };
 
-/* entry.tag of process->pools */
-enum { ON_DEVICE, ON_HOST };
+/* entry.tag of process->pools: on a card that is limited, or elsewhere (on a
+ * whole card, in host memory) */
+enum { LIMITED, NOT_LIMITED };
 
 static bool attribute(CUmemoryPool pool, int which, uint64_t *value)
 {
@@ -59,7 +60,7 @@ struct list {
 static bool list_pool(struct entry *e, void *arg)
 {
     struct list *l = arg;
-    if (e->card == l->card && e->tag == ON_DEVICE && l->n < MANY)
+    if (e->card == l->card && e->tag == LIMITED && l->n < MANY)
         l->pool[l->n++] = (CUmemoryPool)(uintptr_t)e->key;
     return false;
 }
@@ -108,7 +109,7 @@ void pool_settle(CUmemoryPool pool)
 {
     struct entry e;
     uint64_t reserved;
-    if (!map_get(&process->pools, (uintptr_t)pool, &e) || e.tag != ON_DEVICE)
+    if (!map_get(&process->pools, (uintptr_t)pool, &e) || e.tag != LIMITED)
         return;
     struct card *c = &process->card[e.card];
     lock_take(&c->pools);
@@ -153,6 +154,18 @@ static struct card *stream_card(CUstream stream)
             return c;
     }
     return REAL(cuCtxGetDevice)(&device) ? 0 : process_card(device);
+}
+
+/* The card of a pool that the program did not make: a card's own one, or else
+ * whatever the stream is on. */
+static struct card *pool_card(CUmemoryPool pool, CUstream stream)
+{
+    for (uint32_t i = 0; process->cards > 1 && i < process->cards; i++) {
+        CUmemoryPool own;
+        if (!REAL(cuDeviceGetDefaultMemPool)(&own, process->card[i].device) && own == pool)
+            return &process->card[i];
+    }
+    return stream_card(stream);
 }
 
 /* The least by which the pool must grow for bytes more. */
@@ -214,7 +227,7 @@ static CUresult take_charged(struct card *c, const struct order *o, take_fn take
 
 static CUresult allocate(struct order *o, bool per_thread, take_fn take)
 {
-    struct entry e = {.tag = ON_DEVICE};
+    struct entry e = {.tag = LIMITED};
     struct card *c;
     CUresult r = process_enter();
     if (r && r != CUDA_ERROR_NOT_INITIALIZED)
@@ -225,8 +238,8 @@ static CUresult allocate(struct order *o, bool per_thread, take_fn take)
     if (o->pool && map_get(&process->pools, (uintptr_t)o->pool, &e))
         c = &process->card[e.card];
     else
-        c = stream_card(o->named);
-    if (!c || c->whole || e.tag == ON_HOST)
+        c = o->pool ? pool_card(o->pool, o->named) : stream_card(o->named);
+    if (!c || c->whole || e.tag == NOT_LIMITED)
         return take(o);
     if (!o->pool && REAL(cuDeviceGetMemPool)(&o->pool, c->device))
         return take(o); /* no context or no pools: the driver will say so */
@@ -315,11 +328,10 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
     r = REAL(cuMemPoolCreate)(pool, props);
     if (r || !process->ready)
         return r;
-    bool device = props->location.type == CU_MEM_LOCATION_TYPE_DEVICE;
-    struct card *c = device ? process_card(props->location.id) : 0;
+    struct card *c = props->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? process_card(props->location.id) : 0;
     struct entry e = {
         .key = (uintptr_t)*pool,
-        .tag = device ? ON_DEVICE : ON_HOST,
+        .tag = c && !c->whole ? LIMITED : NOT_LIMITED,
         .card = c ? (uint32_t)(c - process->card) : 0,
     };
     if (map_put(&process->pools, &e))
@@ -346,7 +358,7 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool)
     CUresult r = process_enter();
     if (r && r != CUDA_ERROR_NOT_INITIALIZED)
         return r;
-    if (r || !map_get(&process->pools, (uintptr_t)pool, &e) || e.tag == ON_HOST)
+    if (r || !map_get(&process->pools, (uintptr_t)pool, &e) || e.tag == NOT_LIMITED)
         return REAL(cuMemPoolDestroy)(pool);
     struct card *c = &process->card[e.card];
     lock_take(&c->pools);

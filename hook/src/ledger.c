@@ -106,6 +106,7 @@ static bool empty(struct sluice_account *a, uint32_t slot)
     __atomic_store_n(&s->record[(s->applied + 1) & 1], 0, __ATOMIC_RELAXED);
     __atomic_store_n(&s->contexts, 0, __ATOMIC_RELAXED);
     __atomic_store_n(&s->busy_ns, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&s->context_units, 0, __ATOMIC_RELAXED);
     if (held)
         __atomic_fetch_add(&a->reaped, 1, __ATOMIC_RELAXED);
     return held != 0;

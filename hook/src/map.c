@@ -54,18 +54,25 @@ static bool make_room(struct stripe *s)
     return true;
 }
 
-bool map_put(struct map *m, const struct entry *e)
+bool map_swap(struct map *m, const struct entry *e, struct entry *old)
 {
     struct stripe *s = stripe_of(m, hash(e->key));
     lock_take(&s->lock);
     bool ok = make_room(s);
     if (ok) {
         uint32_t i = find(s, e->key);
-        s->used += s->table[i].key == 0;
+        *old = s->table[i];
+        s->used += old->key == 0;
         s->table[i] = *e;
     }
     lock_drop(&s->lock);
     return ok;
+}
+
+bool map_put(struct map *m, const struct entry *e)
+{
+    struct entry old;
+    return map_swap(m, e, &old);
 }
 
 bool map_get(struct map *m, uint64_t key, struct entry *out)

@@ -42,6 +42,9 @@ struct map {
 /* Adds or replaces. False: no memory, nothing changed. */
 bool map_put(struct map *m, const struct entry *e);
 
+/* The same, and tells what was replaced; its key is 0 if nothing was. */
+bool map_swap(struct map *m, const struct entry *e, struct entry *old);
+
 /* Finds; takes out what it found. */
 bool map_get(struct map *m, uint64_t key, struct entry *out);
 bool map_take(struct map *m, uint64_t key, struct entry *out);

@@ -64,7 +64,7 @@ struct process {
     struct map contexts; /* created ones; primary ones are in their card */
     struct map handles;  /* of virtual memory */
     struct map mappings; /* by first address */
-    struct map pools;    /* tag: 0, or 1 for one in host memory */
+    struct map pools;    /* tag: see cuda_pool.c */
     struct map execs;    /* instantiated graphs that take memory */
     struct lock chunks;  /* guards what handles and mappings point to, and: */
     uint32_t imports;    /* pieces of memory that were imported and live */
