@@ -130,10 +130,11 @@ uint64_t card_context_overhead(struct card *c)
         struct share *s = share_of(c, i);
         /* A grant that cannot be had now: the last one holds. */
         uint32_t sequence = __atomic_load_n(&s->grant->sequence, __ATOMIC_ACQUIRE);
-        if (grant_get(s->grant, &g)) {
+        if (grant_get(s->grant, &g))
             __atomic_store_n(&s->overhead, to_units(g.context_overhead_bytes), __ATOMIC_RELAXED);
-            __atomic_store_n(&s->sequence, sequence, __ATOMIC_RELAXED);
-        }
+        /* Also where there was none to be had: not to be waited for again
+         * before somebody has written. */
+        __atomic_store_n(&s->sequence, sequence, __ATOMIC_RELAXED);
         uint64_t overhead = __atomic_load_n(&s->overhead, __ATOMIC_RELAXED);
         if (overhead > most)
             most = overhead;
