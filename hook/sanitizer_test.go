@@ -1,0 +1,60 @@
+package hook
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestTheLimiterIsCleanUnderSanitizers: program and limiter are built with the
+// address and undefined-behaviour sanitizers and go through every family, with
+// threads, refusals, the end of contexts, and a forked child. A finding kills
+// the program.
+func TestTheLimiterIsCleanUnderSanitizers(t *testing.T) {
+	const flags = "-g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all"
+	l := theLab(t)
+	dir := t.TempDir()
+	lib := filepath.Join(dir, "lib")
+	if err := os.Mkdir(lib, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := sh("env", "REAL_CUDA="+l.real, "SLUICE_SHARES=shares", "EXTRA_CFLAGS="+flags, "./build.sh", dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(filepath.Join(dir, "libsluice-cuda.so"), filepath.Join(lib, "libcuda.so.1")); err != nil {
+		t.Fatal(err)
+	}
+	play := cc(t, "play", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "test/play.c", "-ldl", "-lpthread")
+	n := newNode(t, 1, 80*gi, mi)
+	n.share("a", 0, 200*mi, mi)
+	n.share("b", 0, 56*mi, mi)
+	cmd := n.command(n.container("a", []int{0}, "a", "b"), play)
+	cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+lib, "ASAN_OPTIONS=detect_leaks=0")
+	p := n.run(cmd)
+	for _, c := range [][2]string{
+		{"info", "3 free 0Mi+0 total 0Mi"},
+		{"init", "0"}, {"retain 0", "0"}, {"pool 0", "0"},
+		{"alloc linear 10Mi", "0 #0"}, {"alloc pitch 10Mi", "0 #1"}, {"alloc managed 10Mi", "0 #2"},
+		{"alloc array 10Mi", "0 #3"}, {"alloc array3d 10Mi", "0 #4"}, {"alloc mipmap 10Mi", "0 #5"},
+		{"alloc vmm 10Mi", "0 #6"}, {"alloc async 10Mi", "0 #7"}, {"alloc pool 10Mi 0", "0 #8"},
+		{"alloc graph 10Mi", "0 #9"}, {"alloc captured 10Mi", "0 #10"},
+		{"launch 9", "0"}, {"launch 10", "0"}, {"map 6", "0"}, {"export 6", "0"}, {"import 6", "0 #11"},
+		{"keep 6", "0"}, {"unmap 6", "0"}, {"free 6", "0"}, {"free 11", "0"}, {"free 6", "0"},
+		{"alloc linear 1Gi", "2"}, {"alloc vmm 1Gi", "2"}, {"alloc async 1Gi", "2"}, {"alloc array 1Gi", "2"},
+		{"pool-destroy 0", "0"}, {"free 8", "0"}, {"free-async 7", "0"}, {"heap 10Mi", "0"},
+		{"free 9", "0"}, {"free 10", "0"}, {"free 5", "0"}, {"free 3", "0"},
+		{"context 0", "0"}, {"alloc linear 5Mi", "0 #12"}, {"destroy 1", "0"},
+		{"use-none", "0"}, {"info-null", "201 201 201 free 0Mi total 0Mi"},
+		{"use 0", "0"}, {"fill linear 1Mi", "2 after 204"},
+		{"reset 0", "0"}, {"fork", "0"}, {"init", "0"}, {"retain 0", "0"}, {"alloc linear 100Mi", "0 #0"},
+	} {
+		p.want(c[0], c[1])
+	}
+	if got := p.tell("hammer 8 100"); !strings.HasPrefix(got, "0 served some") {
+		t.Errorf("hammer: got %q", got)
+	}
+	if said := p.end(); said != "" {
+		t.Errorf("said %q", said)
+	}
+}
