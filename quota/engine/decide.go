@@ -59,6 +59,10 @@ func (e *Engine) run(t *tree, fit Fit) {
 	}
 	for e.enlist(t, order); ; e.enlist(t, order) {
 		n := order.next(t)
+		if n != nil && len(t.tops) > 0 && e.wakeOwn(n.q) {
+			order.add(n)
+			continue
+		}
 		if len(t.tops) > 0 && (n == nil || n.borrow > 0) {
 			// Now it is the turn of those who would borrow.
 			if n != nil {

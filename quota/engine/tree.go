@@ -24,6 +24,9 @@ type node struct {
 
 	parent   *node
 	children []*node // cohorts before queues, each by name
+	// up is the parent that the cells lean on: what parent was when the tree was
+	// last computed, nil at a root and in a circle.
+	up *node
 	// root is the top of the tree, and cyclic says that there is none.
 	root   *node
 	cyclic bool
@@ -93,8 +96,8 @@ func (n *node) cell(fr FlavorResource) *cell {
 	}
 	n.cells[fr] = c
 	n.insert(c)
-	if n.parent != nil && !n.cyclic && n.root != nil {
-		c.parent = n.parent.cell(fr)
+	if n.up != nil {
+		c.parent = n.up.cell(fr)
 		c.parent.children = append(c.parent.children, c)
 	}
 	return c
@@ -292,7 +295,7 @@ func (e *Engine) settleBelowLoop(n *node, seen map[*node]bool) {
 	}
 	seen[n] = true
 	e.leaveTree(n)
-	n.cyclic, n.root, n.depth, n.height = true, nil, 0, 0
+	n.cyclic, n.root, n.up, n.depth, n.height = true, nil, nil, 0, 0
 	if n.queue != nil {
 		e.unsettled = append(e.unsettled, n.queue)
 	}
@@ -313,7 +316,7 @@ func (e *Engine) settleTree(n *node, t *tree, parent *node, depth int) {
 	if n != t.root {
 		e.leaveTree(n)
 	}
-	n.cyclic, n.root, n.depth, n.height = false, t.root, depth, 0
+	n.cyclic, n.root, n.up, n.depth, n.height = false, t.root, parent, depth, 0
 	for _, c := range n.children {
 		e.settleTree(c, t, n, depth+1)
 		n.height = max(n.height, c.height+1)

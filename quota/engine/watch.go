@@ -269,6 +269,21 @@ func (e *Engine) wakeLater(t *tree) {
 	}
 }
 
+// wakeOwn wakes all of one queue that a change may help, and says whether there
+// were any: whoever borrows comes after others of other queues, but keeps its
+// place in its own.
+func (e *Engine) wakeOwn(q *queue) bool {
+	woken := false
+	for _, c := range q.node.order {
+		if least, ok := c.watches.least(); ok && least <= c.available(planned) && c.top().dirtyTop {
+			e.wakeLeaf(c)
+			c.refreshNeeds()
+			woken = true
+		}
+	}
+	return woken
+}
+
 // wakeBelow wakes those below a cell whose need is met.
 func (e *Engine) wakeBelow(c *cell, kind int) {
 	if c.node.isQueue() {
