@@ -150,7 +150,7 @@ struct raise {
 static bool raise_context(struct entry *e, void *arg)
 {
     struct raise *r = arg;
-    if (e->card == r->card && e->units < r->overhead) {
+    if (e->card == r->card && e->kind == CONTEXT_MADE && e->units < r->overhead) {
         r->sum += r->overhead - e->units;
         e->units = r->overhead;
     }

@@ -16,13 +16,18 @@ static bool of_context(struct entry *e, void *sum)
 }
 
 /* The driver has freed what was allocated in the context. */
-static void context_ended(struct card *c, CUcontext ctx, uint64_t overhead)
+static void context_emptied(struct card *c, CUcontext ctx, uint64_t overhead)
 {
     uint64_t sum[2] = {(uintptr_t)ctx, 0};
     map_sweep(&process->pointers, of_context, sum);
     card_return(c, sum[1] + overhead);
-    card_count_context(c, -1);
     pools_settle(c);
+}
+
+static void context_ended(struct card *c, CUcontext ctx, uint64_t overhead)
+{
+    context_emptied(c, ctx, overhead);
+    card_count_context(c, -1);
 }
 
 static bool primary_active(CUdevice dev)
@@ -41,25 +46,38 @@ struct card *context_card(CUcontext ctx)
     return map_get(&process->contexts, (uintptr_t)ctx, &e) ? &process->card[e.card] : 0;
 }
 
+/* The driver tells the primary context only to those who retain it. */
+static bool is_primary(struct card *c, CUcontext ctx)
+{
+    CUcontext primary = 0;
+    if (!primary_active(c->device) || REAL(cuDevicePrimaryCtxRetain)(&primary, c->device))
+        return false;
+    if (HAS(cuDevicePrimaryCtxRelease_v2))
+        REAL(cuDevicePrimaryCtxRelease_v2)(c->device);
+    else
+        REAL(cuDevicePrimaryCtxRelease)(c->device);
+    return primary == ctx;
+}
+
 static void adopt(struct card *c, CUcontext ctx)
 {
     struct entry e;
     lock_take(&c->contexts);
     if (c->primary != ctx && !map_get(&process->contexts, (uintptr_t)ctx, &e)) {
-        uint64_t overhead = card_context_overhead(c);
-        e = (struct entry){
-            .key = (uintptr_t)ctx,
-            .units = overhead,
-            .card = (uint32_t)(c - process->card),
-        };
-        if (!c->primary && primary_active(c->device)) {
+        if (!c->primary && is_primary(c, ctx)) {
             c->primary = ctx;
-            c->primary_units = overhead;
-            card_force(c, overhead);
+            c->primary_units = card_context_overhead(c);
+            card_force(c, c->primary_units);
             card_count_context(c, 1);
-        } else if (map_put(&process->contexts, &e)) {
-            card_force(c, overhead);
-            card_count_context(c, 1);
+        } else {
+            /* A green context, most likely, which takes next to nothing beside
+             * the context that it is of. */
+            e = (struct entry){
+                .key = (uintptr_t)ctx,
+                .card = (uint32_t)(c - process->card),
+                .kind = CONTEXT_FOUND,
+            };
+            map_put(&process->contexts, &e);
         }
     }
     lock_drop(&c->contexts);
@@ -261,8 +279,10 @@ static CUresult destroy(CUcontext ctx, CUresult (*destroy_it)(CUcontext))
         return destroy_it(ctx);
     if ((r = destroy_it(ctx)))
         map_put(&process->contexts, &e);
-    else
+    else if (e.kind == CONTEXT_MADE)
         context_ended(&process->card[e.card], ctx, e.units);
+    else
+        context_emptied(&process->card[e.card], ctx, 0);
     return r;
 }
 

@@ -97,9 +97,15 @@ struct card *process_card(CUdevice device);
 /* The card of a context that this process made or retained; 0 if unknown. */
 struct card *context_card(CUcontext ctx);
 
+/* entry.kind of process->contexts */
+enum context_kind {
+    CONTEXT_MADE,  /* seen when it was made, and charged */
+    CONTEXT_FOUND, /* seen when it was used; not charged */
+};
+
 /* For a current context of a limited card: if it was made in a way that no
- * wrapper saw, through the driver's private tables, it is entered now and its
- * overhead charged, whether it fits or not. */
+ * wrapper saw, it is entered now. A primary context, which the driver's private
+ * tables can make, is charged its overhead whether it fits or not. */
 void context_adopt(struct card *c, CUcontext ctx);
 
 /* Charges units to the card's shares, spread as they have room. If there is
