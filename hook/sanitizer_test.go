@@ -7,25 +7,51 @@ import (
 	"testing"
 )
 
-// TestTheLimiterIsCleanUnderSanitizers: program and limiter are built with the
-// address and undefined-behaviour sanitizers and go through every family, with
-// threads, refusals, the end of contexts, and a forked child. A finding kills
-// the program.
-func TestTheLimiterIsCleanUnderSanitizers(t *testing.T) {
-	const flags = "-g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all"
-	l := theLab(t)
+// sanitized builds limiter and program with a sanitizer and returns the folder
+// of the one and the path of the other.
+func sanitized(t *testing.T, sanitizer string) (lib, play string) {
+	t.Helper()
+	flags := "-g -O1 -fno-sanitize-recover=all -Wno-error=tsan -fsanitize=" + sanitizer
 	dir := t.TempDir()
-	lib := filepath.Join(dir, "lib")
+	lib = filepath.Join(dir, "lib")
 	if err := os.Mkdir(lib, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := sh("env", "REAL_CUDA="+l.real, "SLUICE_SHARES=shares", "EXTRA_CFLAGS="+flags, "./build.sh", dir); err != nil {
+	if err := sh("env", "REAL_CUDA="+theLab(t).real, "SLUICE_SHARES=shares", "EXTRA_CFLAGS="+flags, "./build.sh", dir); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Rename(filepath.Join(dir, "libsluice-cuda.so"), filepath.Join(lib, "libcuda.so.1")); err != nil {
 		t.Fatal(err)
 	}
-	play := cc(t, "play", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "test/play.c", "-ldl", "-lpthread")
+	return lib, cc(t, "play", append(strings.Fields(flags), "test/play.c", "-ldl", "-lpthread")...)
+}
+
+// TestTheThreadsOfAProgramDoNotRaceInTheLimiter near the cap, by all families
+// that the simulated driver can do beside this sanitizer. A race ends the
+// program with a report.
+func TestTheThreadsOfAProgramDoNotRaceInTheLimiter(t *testing.T) {
+	lib, play := sanitized(t, "thread")
+	n := newNode(t, 1, 80*gi, mi)
+	n.share("a", 0, 64*mi, mi)
+	cmd := n.command(n.container("a", []int{0}, "a"), play)
+	cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+lib)
+	p := n.run(cmd)
+	p.want("init", "0")
+	p.want("retain 0", "0")
+	p.want("hammer 8 200 4", "0 served some refused some")
+	p.want("context 0", "0")
+	p.want("reset 0", "0")
+	if said := p.end(); said != "" {
+		t.Errorf("said %q", said)
+	}
+}
+
+// TestTheLimiterIsCleanUnderSanitizers: program and limiter are built with the
+// address and undefined-behaviour sanitizers and go through every family, with
+// threads, refusals, the end of contexts, and a forked child. A finding kills
+// the program.
+func TestTheLimiterIsCleanUnderSanitizers(t *testing.T) {
+	lib, play := sanitized(t, "address,undefined")
 	n := newNode(t, 1, 80*gi, mi)
 	n.share("a", 0, 200*mi, mi)
 	n.share("b", 0, 56*mi, mi)

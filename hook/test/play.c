@@ -249,13 +249,13 @@ static CUresult release(struct thing *t, int async)
 struct hammer {
     CUcontext context;
     unsigned dice;
-    int rounds, served, refused;
+    int rounds, kinds, served, refused;
     CUresult wrong;
 };
 
 static void *hammer(void *arg)
 {
-    static const char *const families[] = {"linear", "vmm", "array", "managed", "async"};
+    static const char *const families[] = {"linear", "vmm", "array", "async", "managed"};
     struct thing held[8];
     struct hammer *h = arg;
     memset(held, 0, sizeof held);
@@ -268,7 +268,7 @@ static void *hammer(void *arg)
             t->bytes = 0;
             continue;
         }
-        CUresult r = allocate(t, families[rand_r(&h->dice) % 5], (size_t)(1 + rand_r(&h->dice) % 16) << 21, 0);
+        CUresult r = allocate(t, families[rand_r(&h->dice) % (unsigned)h->kinds], (size_t)(1 + rand_r(&h->dice) % 16) << 21, 0);
         h->served += !r;
         h->refused += r == CUDA_ERROR_OUT_OF_MEMORY;
         if (r)
@@ -282,14 +282,14 @@ static void *hammer(void *arg)
     return 0;
 }
 
-static void hammer_all(int threads, int rounds)
+static void hammer_all(int threads, int rounds, int kinds)
 {
     struct hammer h[64];
     pthread_t t[64];
     int served = 0, refused = 0;
     CUresult wrong = 0;
     for (int i = 0; i < threads && i < 64; i++) {
-        h[i] = (struct hammer){contexts[0], (unsigned)(getpid() * 64 + i), rounds, 0, 0, 0};
+        h[i] = (struct hammer){contexts[0], (unsigned)(getpid() * 64 + i), rounds, kinds, 0, 0, 0};
         pthread_create(&t[i], 0, hammer, &h[i]);
     }
     for (int i = 0; i < threads && i < 64; i++) {
@@ -363,8 +363,8 @@ static void obey(char *line)
         r = p_cuMemAddressReserve(&t->ptr, t->bytes, 0, 0, 0);
         if (!r)
             r = p_cuMemMap(t->ptr, t->bytes, 0, t->handle, 0);
-    } else if (IS("hammer")) { /* hammer THREADS ROUNDS */
-        hammer_all(NUMBER(1), NUMBER(2));
+    } else if (IS("hammer")) { /* hammer THREADS ROUNDS [FAMILIES] */
+        hammer_all(NUMBER(1), NUMBER(2), a[3] ? NUMBER(3) : 5);
         return;
     } else if (IS("export")) { /* export THING: the next import takes it */
         r = p_cuMemExportToShareableHandle(&exported, things[NUMBER(1)].handle, 1, 0);
