@@ -33,8 +33,10 @@ type core struct {
 	templates map[types.NamespacedName]*resourceapi.ResourceClaimTemplate
 	claims    map[types.NamespacedName]*resourceapi.ResourceClaim
 	charges   map[engine.WorkloadID]map[types.UID]types.NamespacedName
-	pods      map[types.UID]*podFact
-	podsOf    map[engine.WorkloadID]map[types.UID]*podFact
+	// claimsOf are the claims that were made for a pod alone.
+	claimsOf map[types.UID]map[types.NamespacedName]*resourceapi.ResourceClaim
+	pods     map[types.UID]*podFact
+	podsOf   map[engine.WorkloadID]map[types.UID]*podFact
 
 	// fleets and prices are derived, and dropped when what they are derived from
 	// changes.
@@ -91,6 +93,7 @@ func newCore(c *config.QuotaConfiguration) *core {
 		templates: map[types.NamespacedName]*resourceapi.ResourceClaimTemplate{},
 		claims:    map[types.NamespacedName]*resourceapi.ResourceClaim{},
 		charges:   map[engine.WorkloadID]map[types.UID]types.NamespacedName{},
+		claimsOf:  map[types.UID]map[types.NamespacedName]*resourceapi.ResourceClaim{},
 		pods:      map[types.UID]*podFact{},
 		podsOf:    map[engine.WorkloadID]map[types.UID]*podFact{},
 		prices:    map[string]priced{},

@@ -23,12 +23,13 @@ func (c *core) decide() []engine.Decision {
 		}
 	}
 	asked := slices.Sorted(maps.Keys(c.dirty))
+	clear(c.dirty)
 	for _, id := range asked {
-		if w := c.works[id]; w != nil {
-			c.reserve(w)
+		if w := c.works[id]; w != nil && !c.reserve(w) {
+			// Pods that are just being bound count twice for a moment: once more.
+			c.dirty[id] = struct{}{}
 		}
 	}
-	clear(c.dirty)
 	c.stale = true
 	if c.room {
 		c.engine.Apply(engine.RoomChanged{})
@@ -61,36 +62,25 @@ func (c *core) decide() []engine.Decision {
 // reserve finds room again for the pods of a workload that was admitted before
 // a restart and that are not on a node yet, so that nobody else is put in their
 // place.
-func (c *core) reserve(w *work) {
+func (c *core) reserve(w *work) bool {
 	if w.placed || w.object == nil {
-		return
+		return true
 	}
 	a, run := admitted(w.object)
 	if !run {
-		return
-	}
-	w.placed = true
-	if c.fit.Reserved(w.id) > 0 {
-		return
+		return true
 	}
 	rest := assignment(a)
-	missing := int32(0)
 	for i := range rest.PodSets {
 		set := &rest.PodSets[i]
 		for _, p := range c.podsOf[w.id] {
-			if p.set == set.Name && p.bound != "" && !p.ended {
+			if p.set == set.Name && !p.ended && (p.bound != "" || c.fit.Claims(w.id, p.set) > 0) && c.equipped(p) {
 				set.Count--
 			}
 		}
-		set.Count = max(0, set.Count)
-		missing += set.Count
 	}
-	if missing == 0 {
-		return
-	}
-	if p, no := c.fit.Place(&engine.Workload{ID: w.id}, rest, nil); no == nil {
-		c.fit.Take(w.id, p)
-	}
+	w.placed = c.fit.TopUp(w.id, rest)
+	return w.placed
 }
 
 // decider runs the loop in the replica that leads.

@@ -305,12 +305,24 @@ func (c *core) lostPod(uid types.UID) {
 	}
 }
 
-// settle ends the promise of a place once the pod is bound: binding comes after
-// the allocation of all its claims.
+// settle ends the promise of a place once the pod is on a node and its claims
+// are seen to be allocated. Binding comes after allocation, but pods and claims
+// are watched apart, and either may be seen first.
 func (c *core) settle(f *podFact) {
-	if f.bound != "" || f.ended {
+	if f.ended || f.bound != "" && c.equipped(f) {
 		c.fit.Settle(f.workload, f.uid)
 	}
+}
+
+// equipped says whether all claims that were made for a pod have their devices.
+func (c *core) equipped(f *podFact) bool {
+	n := 0
+	for _, claim := range c.claimsOf[f.uid] {
+		if claim.Status.Allocation != nil {
+			n++
+		}
+	}
+	return n >= c.fit.Claims(f.workload, f.set)
 }
 
 func (c *core) sawClaim(o *resourceapi.ResourceClaim) {
@@ -335,7 +347,16 @@ func (c *core) sawClaim(o *resourceapi.ResourceClaim) {
 		c.charges[id][o.UID] = name
 	}
 	c.fit.SetClaim(o, id)
-	if o.Status.Allocation != nil && id != "" {
+	if owner := metav1.GetControllerOf(o); owner != nil && owner.Kind == "Pod" {
+		if c.claimsOf[owner.UID] == nil {
+			c.claimsOf[owner.UID] = map[types.NamespacedName]*resourceapi.ResourceClaim{}
+		}
+		c.claimsOf[owner.UID][name] = o
+		if f := c.pods[owner.UID]; f != nil && f.workload != "" && c.equipped(f) {
+			c.fit.Equipped(f.workload, f.uid)
+			c.settle(f)
+		}
+	} else if o.Status.Allocation != nil && id != "" {
 		c.fit.Settle(id, o.UID)
 	}
 	if old != nil && old.Status.Allocation != nil && o.Status.Allocation == nil {
@@ -360,6 +381,12 @@ func (c *core) lostClaim(o *resourceapi.ResourceClaim) {
 		delete(c.claims, name)
 	}
 	c.uncharge(chargedTo(o), o.UID)
+	if owner := metav1.GetControllerOf(o); owner != nil {
+		delete(c.claimsOf[owner.UID], name)
+		if len(c.claimsOf[owner.UID]) == 0 {
+			delete(c.claimsOf, owner.UID)
+		}
+	}
 	c.fit.RemoveClaim(o.UID)
 	if id := claimWorkload(o); id != "" {
 		c.fit.Settle(id, o.UID)

@@ -334,3 +334,21 @@ func TestANodesOwnStateGivesTheClustersAnswer(t *testing.T) {
 		}
 	})
 }
+
+func TestTopUpKeepsPlacesForPodsThatHaveNone(t *testing.T) {
+	s := world(BinPack)
+	addNode(s, "n1", nil, 40, 40, 40)
+	_, a := ask(s, "w", 3, 30, nil)
+	if node, no := s.Open("w", &a.PodSets[0], "first"); node != "n1" {
+		t.Fatal(no)
+	}
+	s.TopUp("w", a)
+	if got := place(t, s, "other", 1, 30); !strings.Contains(got, "no card has 30Gi free") {
+		t.Errorf("another workload: %q", got)
+	}
+	for _, pod := range []types.UID{"second", "third"} {
+		if node, no := s.Open("w", &a.PodSets[0], pod); node != "n1" {
+			t.Errorf("%s: %v", pod, no)
+		}
+	}
+}

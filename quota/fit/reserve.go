@@ -7,6 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/sluice-gpu/sluice/quota/engine"
+	"github.com/sluice-gpu/sluice/quota/pricing"
 )
 
 // Take implements the engine's Fit: it reserves a placement that Place gave, instead
@@ -28,19 +29,73 @@ func (s *State) Drop(id engine.WorkloadID) {
 	}
 }
 
+// TopUp reserves places for the pods of an assignment that have none yet, as
+// many as there are, beside the slots that the workload has already, and says
+// whether all have one now. It is for a workload that was admitted before a
+// restart.
+func (s *State) TopUp(id engine.WorkloadID, a engine.Assignment) bool {
+	w := s.workloads[id]
+	if w == nil {
+		return false
+	}
+	all := true
+	t := s.look()
+	for i := range a.PodSets {
+		given := &a.PodSets[i]
+		set := w.set(given.Name)
+		if set == nil {
+			continue
+		}
+		have := int32(0)
+		for _, sl := range w.slots {
+			if sl.set == given.Name {
+				have++
+			}
+		}
+		shared := map[string]string{}
+		for ; have < given.Count; have++ {
+			sl, why := s.placeOne(id, set, given, t, shared)
+			if why != nil {
+				all = false
+				break
+			}
+			t.slots = append(t.slots, sl)
+			w.slots = append(w.slots, sl)
+		}
+	}
+	return all
+}
+
+// Claims is how many claims of its own a pod of a set needs.
+func (s *State) Claims(id engine.WorkloadID, set string) int {
+	w := s.workloads[id]
+	if w == nil || w.set(set) == nil {
+		return 0
+	}
+	n := len(w.set(set).Claims)
+	if extended, _ := pricing.ExtendedResources(&w.set(set).Spec, s.classes); extended != nil {
+		n++
+	}
+	return n
+}
+
+// Equipped says that a pod's own claims have their devices: from now on the
+// claims count themselves, and the slot keeps only the pod's place on the node.
+func (s *State) Equipped(id engine.WorkloadID, pod types.UID) {
+	if w := s.workloads[id]; w != nil {
+		for _, sl := range w.slots {
+			if sl.pod == pod {
+				sl.results, sl.claims = nil, nil
+			}
+		}
+	}
+}
+
 // InFlight says whether a pod of a workload, or a claim, was given a place that
 // is not settled yet: it may be about to get its ticket.
 func (s *State) InFlight(id engine.WorkloadID) bool {
 	w := s.workloads[id]
 	return w != nil && slices.ContainsFunc(w.slots, func(sl *slot) bool { return sl.pod != "" })
-}
-
-// Reserved is how many places of a workload are promised and not taken yet.
-func (s *State) Reserved(id engine.WorkloadID) int {
-	if w := s.workloads[id]; w != nil {
-		return len(w.slots)
-	}
-	return 0
 }
 
 // Open finds the node for a pod whose gate is to open, and gives it a slot
