@@ -47,6 +47,7 @@ type options struct {
 	limiterGuard     string
 	listen           string
 	scanInterval     time.Duration
+	monitor          time.Duration
 	reconcile        time.Duration
 }
 
@@ -98,6 +99,7 @@ permission to open the card's device nodes.`,
 	f.StringVar(&o.limiterGuard, "limiter-guard", "", "object that is preloaded in limited containers; empty: none")
 	f.StringVar(&o.listen, "listen", ":9402", "address for /healthz, /readyz and /metrics; empty: none")
 	f.DurationVar(&o.scanInterval, "scan-interval", 2*time.Second, "time between two looks at the cards")
+	f.DurationVar(&o.monitor, "monitor-interval", 250*time.Millisecond, "time between two looks at what runs on the cards")
 	f.DurationVar(&o.reconcile, "reconcile-interval", 3*time.Minute, "time between two comparisons of prepared claims with the API server")
 	logsapi.AddFlags(logging, f)
 	return cmd
@@ -145,6 +147,8 @@ func run(ctx context.Context, o options) error {
 		BootIDFile:        o.bootIDFile,
 		Configuration:     cfg,
 		Source:            scanner,
+		Use:               scanner,
+		MonitorInterval:   o.monitor,
 		Edits:             edits,
 		OnCards:           func() { edits.Forget(scanner.Library()) },
 		Registerer:        registry,

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"sync"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/lookup"
@@ -34,13 +35,14 @@ type Source interface {
 
 // Scanner is the Source over NVML. It keeps the library open while it works,
 // and opens it anew after it failed, so that a driver installed or reloaded
-// later is found without a restart. Not safe for concurrent use.
+// later is found without a restart. Calls take turns.
 type Scanner struct {
 	// Open returns the library to use, not yet initialised.
 	Open func() (nvml.Interface, error)
 	// Sysfs is the root of sysfs.
 	Sysfs fs.ReadLinkFS
 
+	mu  sync.Mutex
 	lib nvml.Interface
 }
 
@@ -67,10 +69,16 @@ func openNVML(driverRoot string) (nvml.Interface, error) {
 
 // Library returns the initialised NVML library of the last successful scan,
 // nil before.
-func (s *Scanner) Library() nvml.Interface { return s.lib }
+func (s *Scanner) Library() nvml.Interface {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lib
+}
 
 // Scan implements Source.
 func (s *Scanner) Scan() (Inventory, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.lib == nil {
 		lib, err := s.Open()
 		if err != nil {
@@ -83,7 +91,7 @@ func (s *Scanner) Scan() (Inventory, error) {
 	}
 	inv, err := s.scan()
 	if err != nil {
-		s.Close()
+		s.shut()
 	}
 	return inv, err
 }
@@ -101,6 +109,12 @@ func (s *Scanner) alive() error {
 
 // Close gives the library back. A later Scan opens it again.
 func (s *Scanner) Close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.shut()
+}
+
+func (s *Scanner) shut() {
 	if s.lib != nil {
 		_ = s.lib.Shutdown()
 		s.lib = nil

@@ -102,10 +102,11 @@ func (l *Limiter) Installed() []string {
 	return out
 }
 
-// Files makes the limit, grant and account of a share in dir. Calling it
+// Files makes the limit, grant and account of a share in dir. Each context is
+// charged contextOverhead bytes until the grant says otherwise. Calling it
 // again for the same share leaves files that are there alone: a container may
 // have them mounted.
-func (l *Limiter) Files(dir string, s state.Share) error {
+func (l *Limiter) Files(dir string, s state.Share, contextOverhead uint64) error {
 	if len(s.Cards) != 1 {
 		return fmt.Errorf("share of %s opens %d cards, a limit is for one", s.Device, len(s.Cards))
 	}
@@ -118,7 +119,7 @@ func (l *Limiter) Files(dir string, s state.Share) error {
 		lim.Memory = uint64(s.MemoryMi) << 20
 	}
 	const all = 1_000_000
-	grant := account.Grant{CoreRate: all, BusyFactor: all}
+	grant := account.Grant{ContextOverhead: contextOverhead, CoreRate: all, BusyFactor: all}
 	if s.Cores > 0 {
 		lim.CorePolicy = account.CoresBurst
 		grant.CoreRate = uint32(s.Cores) * (all / 100)

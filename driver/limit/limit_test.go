@@ -103,7 +103,7 @@ func TestTheLimitSaysWhatTheShareHolds(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "share")
 			tc.share.Cards = []string{card}
 			for range 2 { // the second time nothing changes
-				if err := l.Files(dir, tc.share); err != nil {
+				if err := l.Files(dir, tc.share, 0); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -125,7 +125,7 @@ func TestTheLimitSaysWhatTheShareHolds(t *testing.T) {
 			}
 		})
 	}
-	if err := l.Files(t.TempDir(), state.Share{Device: "monitor", Cards: []string{"a", "b"}}); err == nil {
+	if err := l.Files(t.TempDir(), state.Share{Device: "monitor", Cards: []string{"a", "b"}}, 0); err == nil {
 		t.Error("a limit for two cards")
 	}
 }

@@ -28,8 +28,9 @@ type Edits interface {
 
 // Enforcement holds shares to what they were given.
 type Enforcement interface {
-	// Files makes the share's files in dir; calling it again changes nothing.
-	Files(dir string, s state.Share) error
+	// Files makes the share's files in dir, with what a context is charged to
+	// begin with; calling it again changes nothing.
+	Files(dir string, s state.Share, contextOverhead uint64) error
 	// Libraries are the host's paths of what containers run.
 	Libraries() cdi.Limiter
 	// InUse tells whether processes are known to use the share in dir.
@@ -46,6 +47,8 @@ type files struct {
 	metadata  string // the plugin helper's folder of device metadata
 	edits     Edits
 	enforce   Enforcement // nil: none
+	// overhead is what a context on the card will probably take.
+	overhead func(card string) uint64
 }
 
 // recordName is the copy of a claim's checkpoint entry among its files, from
@@ -87,7 +90,7 @@ func (f *files) make(c state.Claim, boot string) error {
 				return fmt.Errorf("device %s: the share was limited and this driver has no limiter", s.Device)
 			}
 			out.Files = filepath.Join(f.claimDir(c.UID), out.Name)
-			if err := f.enforce.Files(out.Files, s); err != nil {
+			if err := f.enforce.Files(out.Files, s, f.overhead(s.Cards[0])); err != nil {
 				return fmt.Errorf("device %s: %w", s.Device, err)
 			}
 			libs := f.enforce.Libraries()

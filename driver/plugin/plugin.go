@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -31,6 +32,7 @@ import (
 	"github.com/sluice-gpu/sluice/driver"
 	"github.com/sluice-gpu/sluice/driver/config"
 	"github.com/sluice-gpu/sluice/driver/gpu"
+	"github.com/sluice-gpu/sluice/driver/monitor"
 	"github.com/sluice-gpu/sluice/driver/slicing"
 	"github.com/sluice-gpu/sluice/driver/state"
 )
@@ -64,6 +66,8 @@ type Config struct {
 	// OnCards is called when the cards or the driver's version changed, before
 	// anything is published. Nil: nobody is.
 	OnCards func()
+	// Use tells what runs on the cards. Nil: nobody looks at it.
+	Use monitor.Cards
 	// Registerer takes the metrics. Nil: nobody does.
 	Registerer prometheus.Registerer
 
@@ -72,6 +76,9 @@ type Config struct {
 	// LabelInterval is the time between two looks at the node's labels.
 	// Default 30 s.
 	LabelInterval time.Duration
+	// MonitorInterval is the time between two looks at what runs on the
+	// cards. Default 250 ms.
+	MonitorInterval time.Duration
 	// ReconcileInterval is the time between two comparisons of what is
 	// prepared with the API server. Default 3 min.
 	ReconcileInterval time.Duration
@@ -95,6 +102,7 @@ type Driver struct {
 	files   *files
 	health  *health
 	metrics *metrics
+	monitor *monitor.Monitor // nil: none
 
 	current    atomic.Pointer[slicing.Plan]
 	registered atomic.Bool
@@ -120,8 +128,12 @@ func New(cfg Config) *Driver {
 		metadata:  filepath.Join(cfg.PluginDir, "dra-device-metadata"),
 		edits:     cfg.Edits,
 		enforce:   cfg.Enforcement,
+		overhead:  func(string) uint64 { return 0 },
 	}
 	d.store = &state.Store{Dir: cfg.PluginDir, BootIDFile: cfg.BootIDFile, Rebuild: d.files.rebuild}
+	if cfg.Use != nil {
+		d.startWatching()
+	}
 	return d
 }
 
@@ -172,6 +184,11 @@ func (d *Driver) Run(ctx context.Context) error {
 		d.publish(ctx, plan)
 	}
 	go d.reconcileLoop(ctx)
+	if d.monitor != nil {
+		var watch sync.WaitGroup
+		defer watch.Wait()
+		watch.Go(func() { d.monitor.Run(ctx) })
+	}
 	d.offerLoop(ctx)
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
 		return cause

@@ -17,6 +17,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -72,6 +73,9 @@ type Share struct {
 func New(bootID string) *Checkpoint {
 	return &Checkpoint{BootID: bootID, Claims: map[types.UID]Claim{}}
 }
+
+// Order lists the claims by UID.
+func (c *Checkpoint) Order() []types.UID { return slices.Sorted(maps.Keys(c.Claims)) }
 
 // Held sums what all claims but one hold of a device.
 func (c *Checkpoint) Held(device string, except types.UID) (memoryMi, cores int64) {

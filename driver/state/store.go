@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -26,6 +27,48 @@ type Store struct {
 	// Report is told what was found at loading: a file set aside, claims of
 	// an earlier boot dropped. Nil: nobody is.
 	Report func(Finding)
+
+	seen struct {
+		sync.Mutex
+		file os.FileInfo
+		c    *Checkpoint
+	}
+}
+
+// Look returns the checkpoint as it was saved last, without waiting for an
+// update under way. What it returns is shared with other callers and must not
+// be changed. It repairs nothing: a file that cannot be used is an error, until
+// the next Update.
+func (s *Store) Look() (*Checkpoint, error) {
+	boot, err := s.BootID()
+	if err != nil {
+		return nil, err
+	}
+	s.seen.Lock()
+	defer s.seen.Unlock()
+	file, err := os.Stat(s.Path())
+	if errors.Is(err, fs.ErrNotExist) {
+		return New(boot), nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("checkpoint: %w", err)
+	}
+	// Every change is a new file.
+	if old := s.seen.file; old == nil || !os.SameFile(old, file) || !old.ModTime().Equal(file.ModTime()) || old.Size() != file.Size() {
+		b, err := os.ReadFile(s.Path())
+		if err != nil {
+			return nil, fmt.Errorf("checkpoint: %w", err)
+		}
+		c, err := Decode(b)
+		if err != nil {
+			return nil, err
+		}
+		s.seen.file, s.seen.c = file, c
+	}
+	if s.seen.c.BootID != boot {
+		return New(boot), nil
+	}
+	return s.seen.c, nil
 }
 
 // Finding is something an operator should know about the checkpoint.

@@ -31,6 +31,8 @@ func Images(root string) ([]Image, error) {
 				"/usr/bin/sluice-driver":            "bin/sluice-driver",
 				"/usr/bin/nvidia-cdi-hook":          "bin/nvidia-cdi-hook",
 				"/usr/lib/sluice/libsluice-cuda.so": "build/hook/libsluice-cuda.so",
+				"/usr/lib/sluice/libsluice-nvml.so": "build/hook/libsluice-nvml.so",
+				"/usr/lib/sluice/guard.so":          "build/hook/guard.so",
 			},
 		},
 		{

@@ -1,0 +1,61 @@
+package plugin
+
+import (
+	"path/filepath"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/sluice-gpu/sluice/driver/gpu"
+	"github.com/sluice-gpu/sluice/driver/monitor"
+)
+
+// startWatching makes the monitor, which runs as long as the driver does.
+func (d *Driver) startWatching() {
+	d.monitor = monitor.New(monitor.Config{
+		NodeName:   d.cfg.NodeName,
+		KubeClient: d.cfg.KubeClient,
+		Cards:      d.cfg.Use,
+		Shares:     d.watched,
+		MemoryFile: filepath.Join(d.cfg.PluginDir, "context-overhead.json"),
+		LockFile:   filepath.Join(d.cfg.PluginDir, "monitor.lock"),
+		Interval:   d.cfg.MonitorInterval,
+	})
+	d.files.overhead = d.monitor.Start
+	if d.cfg.Registerer != nil {
+		if err := d.cfg.Registerer.Register(d.monitor); err != nil {
+			klog.Background().Error(err, "The metrics of shares are not served")
+		}
+	}
+}
+
+// watched are the prepared shares that hold something of a card.
+func (d *Driver) watched() ([]monitor.Share, error) {
+	cp, err := d.store.Look()
+	if err != nil {
+		return nil, err
+	}
+	var out []monitor.Share
+	for _, uid := range cp.Order() {
+		c := cp.Claims[uid]
+		for _, s := range c.Shares {
+			if s.Admin || len(s.Cards) != 1 {
+				continue
+			}
+			w := monitor.Share{
+				Name:     deviceName(uid, s),
+				Claim:    types.NamespacedName{Namespace: c.Namespace, Name: c.Name},
+				ClaimUID: uid,
+				Device:   s.Device,
+				Card:     s.Cards[0],
+				Limit:    uint64(s.MemoryMi) * gpu.Mi,
+				Cores:    s.Cores,
+			}
+			if s.Limited {
+				w.Dir = filepath.Join(d.files.claimDir(uid), w.Name)
+			}
+			out = append(out, w)
+		}
+	}
+	return out, nil
+}
