@@ -18,11 +18,8 @@ func (s share) compare(o share) int {
 		return sign(s.borrowed) - sign(o.borrowed)
 	case s.weight == 0 && o.weight == 0:
 		s.weight, o.weight = OneWeight, OneWeight
-	case s.weight == 0:
-		return 1
-	case o.weight == 0:
-		return -1
 	}
+	// A weight of 0 makes the other side 0, as it should.
 	a := product(uint64(s.borrowed), uint64(o.lendable), uint64(o.weight))
 	b := product(uint64(o.borrowed), uint64(s.lendable), uint64(s.weight))
 	for i := range a {
