@@ -22,7 +22,7 @@ type demo struct {
 // breaks are the parts that can be taken away, with the chart values that do so.
 var breaks = map[string][]string{
 	"":        nil,
-	"driver":  {"driver.nodeSelector.nowhere=true"},
+	"driver":  {"driver.nodeSelector.gpu-type=none"},
 	"limiter": {"driver.limiter=false"},
 	"ticket":  {"quota.enforce=off"},
 }
@@ -40,15 +40,16 @@ func show(ctx context.Context, out io.Writer, o testbed.Options, broken string) 
 		return err
 	}
 	d := &demo{Testbed: bed, out: out, name: o.Name}
-	if err := d.clear(ctx); err != nil {
-		return err
-	}
-	for _, part := range []func(context.Context) error{d.devices, d.slices, d.limits, d.quotas, d.bypasses} {
+	for _, part := range []func(context.Context) error{d.clear, d.devices, d.slices, d.limits, d.quotas, d.bypasses} {
 		if err := part(ctx); err != nil {
+			for _, namespace := range []string{testbed.SystemNamespace, slicesNamespace, teamNamespace} {
+				fmt.Fprintf(o.Log, "--- namespace %s\n%s", namespace, bed.Describe(ctx, namespace))
+			}
 			return err
 		}
 	}
-	return d.goodbye()
+	d.goodbye()
+	return nil
 }
 
 func (d *demo) title(format string, args ...any) {
@@ -58,7 +59,7 @@ func (d *demo) title(format string, args ...any) {
 func (d *demo) say(format string, args ...any) { fmt.Fprintf(d.out, "  "+format+"\n", args...) }
 
 // goodbye says how to look around.
-func (d *demo) goodbye() error {
+func (d *demo) goodbye() {
 	d.title("Look around")
 	for _, command := range []string{
 		"kubectl get resourceslices",
@@ -68,7 +69,6 @@ func (d *demo) goodbye() error {
 		d.say("cd e2e && go run ./cmd/cluster --name %s %s", d.name, command)
 	}
 	d.say("make demo-down ends it and leaves nothing")
-	return nil
 }
 
 // wait limits one step.
