@@ -124,7 +124,7 @@ func Spec(common specs.ContainerEdits, shares []Share, limiter *Limiter) (*specs
 	}
 	// An older runtime rejects a spec that claims a version it does not know,
 	// so the spec claims the oldest that has all its fields.
-	version, err := cdi.MinimumRequiredVersion(spec)
+	version, err := specs.MinimumRequiredVersion(spec)
 	if err != nil {
 		return nil, fmt.Errorf("CDI spec: %w", err)
 	}

@@ -175,10 +175,9 @@ func theLab(t testing.TB) *lab {
 
 // node is a machine with simulated cards, and the shares made of them.
 type node struct {
-	t    testing.TB
-	lab  *lab
-	dir  string
-	fake *exec.Cmd
+	t   testing.TB
+	lab *lab
+	dir string
 }
 
 // cardUUID is the identity of the node's n-th card.

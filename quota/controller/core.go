@@ -61,8 +61,6 @@ type work struct {
 	// admit and evict are decisions that are not written yet.
 	admit *engine.Admit
 	evict *engine.Evict
-	// said is the last reason to wait that was put on the user's object.
-	said string
 }
 
 // podFact is what is remembered of a pod.

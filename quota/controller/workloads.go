@@ -194,7 +194,7 @@ func (r *workloads) release(ctx context.Context, wl *kueue.Workload, id engine.W
 	}
 	wl = wl.DeepCopy()
 	wl.Status.Admission = nil
-	r.set(wl, kueue.WorkloadQuotaReserved, metav1.ConditionFalse, kueue.WorkloadPending, "Evicted; waits again")
+	r.set(wl, kueue.WorkloadQuotaReserved, metav1.ConditionFalse, kueue.WorkloadQuotaReservedReasonPendingEvaluation, "Evicted; waits again")
 	r.set(wl, kueue.WorkloadAdmitted, metav1.ConditionFalse, kueue.WorkloadAdmittedReasonNoReservation, "No quota is reserved")
 	r.set(wl, kueue.WorkloadEvicted, metav1.ConditionFalse, "Released", "All that it used is free")
 	r.set(wl, kueue.WorkloadRequeued, metav1.ConditionTrue, "Released", "It waits in its queue again")
@@ -246,7 +246,7 @@ func (r *workloads) wait(ctx context.Context, wl *kueue.Workload, why engine.Why
 	message := why.String()
 	reason := string(why.Reason)
 	if reason == "" {
-		reason = kueue.WorkloadPending
+		reason = kueue.WorkloadQuotaReservedReasonPendingEvaluation
 	}
 	before := meta.FindStatusCondition(wl.Status.Conditions, kueue.WorkloadQuotaReserved)
 	if before != nil && before.Status == metav1.ConditionFalse && before.Reason == reason && before.Message == message {
