@@ -3,88 +3,129 @@ package main
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/sluice-gpu/sluice/e2e/testbed"
 )
 
-// limits runs programs that take memory until they are refused, by every way that a program can
-// reach the driver.
+const gib = uint64(1) << 30
+
+// untilRefused are cudaprobe's steps that take all memory, ask for one byte more and stay.
+var untilRefused = []string{"alloc-until-oom:1Mi", "alloc:1", "meminfo", "hold"}
+
+// limits runs programs that take memory until they are refused: by every way that a program can
+// reach the driver, and in every way that containers can share slices.
 func (d *demo) limits(ctx context.Context) error {
 	if err := d.DeletePods(ctx, slicesNamespace); err != nil {
 		return err
 	}
-	const slice = "20Gi"
-	if err := d.Create(ctx, slicesNamespace, testbed.Template("limited", testbed.Capacity{Memory: slice})); err != nil {
-		return err
-	}
-	d.title("A container is held to its slice (%s of a card): it allocates until it is refused", slice)
-	t := table{header: []string{"PROGRAM", "TOOK", "ONE BYTE MORE", "FREE", "DEVICE"}}
-	programs := []struct {
-		pod, words string
-		args       []string
-	}{
-		{"linked", "linked with libcuda", []string{"--via", "link"}},
-		{"cleared-env", "environment cleared", []string{"--clear-env"}},
-		{"procaddress", "cuGetProcAddress", []string{"--via", "procaddress"}},
-		{"dlopen", "dlopen and dlsym", []string{"--via", "dlopen"}},
-	}
-	for _, p := range programs {
-		args := append(p.args, "info", "alloc:10Gi", "alloc-until-oom:1Mi", "alloc:1", "meminfo", "hold")
-		pod := testbed.Pod(p.pod, args, testbed.OnNode("node-2"), testbed.WithTemplate("limited"))
-		if err := d.Create(ctx, slicesNamespace, pod); err != nil {
+	for _, template := range []struct{ name, memory string }{{"slice-20", "20Gi"}, {"slice-10", "10Gi"}, {"slice-5", "5Gi"}} {
+		if err := d.Create(ctx, slicesNamespace, testbed.Template(template.name, testbed.Capacity{Memory: template.memory})); err != nil {
 			return err
 		}
-		row, err := d.takeUntilRefused(ctx, p.pod, slice)
+	}
+	again := func(p *corev1.Pod) { p.Spec.RestartPolicy = corev1.RestartPolicyAlways }
+	probe := func(name string, way []string, options ...testbed.PodOption) *corev1.Pod {
+		args := append(append([]string{}, way...), untilRefused...)
+		return testbed.Pod(name, args, append([]testbed.PodOption{testbed.OnNode("node-2")}, options...)...)
+	}
+	slice := testbed.WithTemplate("slice-20")
+	t := table{header: []string{"PROGRAM", "SLICE", "TOOK", "ONE BYTE MORE", "DEVICE"}}
+	for _, p := range []struct {
+		words string
+		pod   *corev1.Pod
+		limit uint64
+	}{
+		{"linked with libcuda", probe("linked", []string{"--via", "link"}, slice), 20 * gib},
+		{"with a cleared environment", probe("cleared-env", []string{"--clear-env"}, slice), 20 * gib},
+		{"by cuGetProcAddress", probe("procaddress", []string{"--via", "procaddress"}, slice), 20 * gib},
+		{"by dlopen and dlsym", probe("dlopen", []string{"--via", "dlopen"}, slice), 20 * gib},
+		{"two containers that share a claim, together", probe("containers", nil, testbed.WithContainer("beside", untilRefused...), slice), 20 * gib},
+		{"one container with two slices of one card", probe("two-slices", nil, testbed.WithTemplate("slice-10"), testbed.WithTemplate("slice-5")), 15 * gib},
+		{"the successor of a program that was killed", probe("killed", nil, slice, again), 20 * gib},
+	} {
+		if err := d.Create(ctx, slicesNamespace, p.pod); err != nil {
+			return err
+		}
+		took, refusal, err := d.takeUntilRefused(ctx, p.pod, p.limit)
 		if err != nil {
 			return err
 		}
-		t.add(append([]string{p.words}, row...)...)
+		if p.pod.Name == "killed" {
+			if err := d.kill(ctx, p.pod.Name); err != nil {
+				return err
+			}
+			if took, refusal, err = d.takeUntilRefused(ctx, p.pod, p.limit); err != nil {
+				return err
+			}
+		}
+		shares, err := d.Shares(ctx, slicesNamespace, p.pod.Name)
+		if err != nil {
+			return err
+		}
+		var sizes []string
+		for _, share := range shares {
+			sizes = append(sizes, share.Memory)
+		}
+		t.add(p.words, strings.Join(sizes, " + "), bytesText(took), refusal, shares[0].Node+"/"+shares[0].Device)
 	}
+	d.title("Containers are held to their slices: each program allocates until it is refused")
 	t.print(d.out)
 	return nil
 }
 
-// takeUntilRefused waits for the program's end and checks that it got its slice to the last MiB,
-// and not more.
-func (d *demo) takeUntilRefused(ctx context.Context, pod, slice string) ([]string, error) {
+// takeUntilRefused waits for the end of untilRefused in all containers of the pod and checks that
+// together they got the limit to the last byte, and not one more. It returns what they took and
+// what they were told then.
+func (d *demo) takeUntilRefused(ctx context.Context, pod *corev1.Pod, limit uint64) (took uint64, refusal string, err error) {
 	limited, cancel := d.wait(ctx)
 	defer cancel()
-	if _, err := d.WaitPhase(limited, slicesNamespace, pod, corev1.PodRunning); err != nil {
-		return nil, err
-	}
-	end, err := d.WaitProbe(limited, slicesNamespace, pod, "main", "meminfo")
-	if err != nil {
-		return nil, err
-	}
-	steps, err := d.Probe(limited, slicesNamespace, pod, "main")
-	if err != nil {
-		return nil, err
-	}
-	var took uint64
-	var oneMore string
-	for _, step := range steps {
-		if step.Step == "alloc:1" {
-			oneMore = step.Result
-		} else {
-			took += step.Bytes
+	for _, container := range pod.Spec.Containers {
+		if _, err := d.WaitProbe(limited, slicesNamespace, pod.Name, container.Name, "meminfo"); err != nil {
+			return 0, "", err
+		}
+		steps, err := d.Probe(limited, slicesNamespace, pod.Name, container.Name)
+		if err != nil {
+			return 0, "", err
+		}
+		for _, step := range steps {
+			if step.Step != "alloc:1" {
+				took += step.Bytes
+			} else if refusal = step.Result; refusal != "CUDA_ERROR_OUT_OF_MEMORY" {
+				return 0, "", fmt.Errorf("pod %s asked for one byte more than its slice and was told %s", pod.Name, refusal)
+			}
 		}
 	}
-	if oneMore != "CUDA_ERROR_OUT_OF_MEMORY" {
-		return nil, fmt.Errorf("pod %s asked for one byte more than its slice and was told %s", pod, oneMore)
+	if took != limit {
+		return 0, "", fmt.Errorf("pod %s has a slice of %d bytes and took %d", pod.Name, limit, took)
 	}
-	limit := resource.MustParse(slice)
-	if took != uint64(limit.Value()) {
-		return nil, fmt.Errorf("pod %s has a slice of %d bytes and took %d", pod, limit.Value(), took)
-	}
-	shares, err := d.Shares(limited, slicesNamespace, pod)
+	return took, refusal, nil
+}
+
+// kill ends the program in the pod with SIGKILL and waits until its successor runs.
+func (d *demo) kill(ctx context.Context, name string) error {
+	limited, cancel := d.wait(ctx)
+	defer cancel()
+	pod, err := d.Client.CoreV1().Pods(slicesNamespace).Get(limited, name, metav1.GetOptions{})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if len(shares) != 1 {
-		return nil, fmt.Errorf("pod %s should have one share, has %+v", pod, shares)
+	script := fmt.Sprintf(`for p in /proc/[0-9]*; do
+	grep -q %s $p/cgroup 2>/dev/null && [ "$(readlink $p/exe)" = /usr/bin/cudaprobe ] && kill -KILL ${p#/proc/}
+done; true`, pod.UID)
+	var words strings.Builder
+	if err := d.Cluster.NodeExec(limited, pod.Spec.NodeName, nil, &words, &words, "sh", "-c", script); err != nil {
+		return fmt.Errorf("kill the program of pod %s: %w: %s", name, err, words.String())
 	}
-	return []string{bytesText(took), oneMore, bytesText(end.Free), shares[0].Node + "/" + shares[0].Device}, nil
+	return testbed.Until(limited, "the successor of the killed program to run", func() (bool, string, error) {
+		pod, err := d.Client.CoreV1().Pods(slicesNamespace).Get(limited, name, metav1.GetOptions{})
+		if err != nil {
+			return false, "", err
+		}
+		status := pod.Status.ContainerStatuses[0]
+		return status.RestartCount > 0 && status.State.Running != nil, status.State.String(), nil
+	})
 }
