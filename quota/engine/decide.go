@@ -260,6 +260,7 @@ func (e *Engine) say(w *work) {
 		return
 	}
 	w.said = s
+	e.addHolders(&why)
 	e.out = append(e.out, Wait{ID: w.id, Why: why})
 }
 

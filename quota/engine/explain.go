@@ -16,14 +16,15 @@ func (e *Engine) Why(id WorkloadID) Why {
 		return Why{ID: id, State: Unknown}
 	}
 	why := e.explain(w)
+	e.addHolders(&why)
 	if w.class != nil && why.Reason != "" {
 		why.Position = e.position(w)
 	}
 	return why
 }
 
-// explain is Why without the place in the queue, which takes a look at the whole
-// queue, and without the sentence.
+// explain is Why without what takes a look at the whole queue or tree: the place
+// in the queue and the holders.
 func (e *Engine) explain(w *work) Why {
 	why := Why{ID: w.id, State: Pending, format: &e.opts.format}
 	if h := w.hold; h != nil {
@@ -194,7 +195,18 @@ func (e *Engine) explainShort(shorts []shortfall, why *Why) {
 	default:
 		why.Reason = WaitingForQuota
 	}
-	why.Holders = holdersOf(c)
+}
+
+// addHolders says who holds what falls short. It takes a look at the whole tree.
+func (e *Engine) addHolders(why *Why) {
+	if why.Reason != WaitingForQuota {
+		return
+	}
+	if q := e.queues[why.Queue]; q != nil {
+		if c, ok := q.node.cells[FlavorResource{why.Flavor, why.Resource}]; ok {
+			why.Holders = holdersOf(c)
+		}
+	}
 }
 
 func (e *Engine) shortPhrase(s *shortfall) string {

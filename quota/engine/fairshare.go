@@ -194,6 +194,9 @@ type fairSearch struct {
 
 type fairSource struct {
 	source
+	// initial is the share, before anybody is evicted, of the branch that is
+	// compared with the preemptor's.
+	initial share
 	// later are candidates that the first strategy passed over.
 	later []*work
 	next  int
@@ -222,7 +225,12 @@ func (e *Engine) fairVictims(n *nomination, into []victim) []victim {
 	for _, s := range c.sources {
 		s.promises, s.holders = 0, 0
 		c.advance(&s)
-		f.sources = append(f.sources, fairSource{source: s})
+		fs := fairSource{source: s}
+		if s.tier != sameQueue {
+			_, theirs := branches(n.q.node, s.queue.node)
+			fs.initial = theirs.share(planned)
+		}
+		f.sources = append(f.sources, fs)
 	}
 	f.within = true
 	for _, ch := range n.charges {
@@ -240,11 +248,12 @@ func (e *Engine) fairVictims(n *nomination, into []victim) []victim {
 	}
 	if ok {
 		for i := len(into) - 2; i >= start; i-- {
-			e.imagineBack(into[i].w)
-			if n.fitsWithin() {
+			spared := into[i]
+			e.imagineBack(spared.w)
+			if n.fitsWithin() && f.fairWithout(e, into[start:], i-start) {
 				into = append(into[:i], into[i+1:]...)
 			} else {
-				e.imagineGone(into[i].w)
+				e.imagineGone(spared.w)
 			}
 		}
 	}
@@ -254,6 +263,36 @@ func (e *Engine) fairVictims(n *nomination, into []victim) []victim {
 		into = into[:start]
 	}
 	return into
+}
+
+// fairWithout says whether a strategy allows all victims but one, now that this
+// one is back. A victim of the preemptor's own queue lowers its share; if others
+// were evicted on the strength of that, it cannot be spared, or they would soon
+// evict in turn.
+func (f *fairSearch) fairWithout(e *Engine, victims []victim, spared int) bool {
+	for i, v := range victims {
+		if i == spared || v.reason != InCohortFairSharing {
+			continue
+		}
+		mine, theirs := branches(f.n.q.node, v.w.hold.queue.node)
+		newShare := mine.share(planned)
+		ok := false
+		for _, strategy := range e.opts.strategies {
+			if strategy == LessThanInitialShare {
+				ok = ok || newShare.compare(f.initial(v.w.hold.queue)) < 0
+			} else {
+				ok = ok || newShare.compare(theirs.share(planned)) <= 0
+			}
+		}
+		if !ok {
+			return false
+		}
+	}
+	return true
+}
+
+func (f *fairSearch) initial(q *queue) share {
+	return f.sources[q.node.standing.source].initial
 }
 
 // fitsWithin says that nothing is over what is available, the nomination being

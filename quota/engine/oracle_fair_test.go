@@ -131,12 +131,19 @@ func (o *oracle) fairVictims(w *oracleWork, q ClusterQueue, use map[oracleFR]int
 	}
 	o.imaginedAt, o.imaginedIn = q.Name, use
 	o.dirty()
+	initial := map[QueueName]oracleShare{}
+	for name := range s.lists {
+		if name != q.Name {
+			_, theirs := s.branches(name)
+			initial[name] = o.share(theirs)
+		}
+	}
 	chosen, ok := s.search(contested, within)
 	for i := len(chosen) - 2; ok && i >= 0; i-- {
 		chosen[i].w.gone = false
 		o.dirty()
-		if s.fits() {
-			chosen = append(chosen[:i:i], chosen[i+1:]...)
+		if fewer := append(append([]oracleVictim(nil), chosen[:i]...), chosen[i+1:]...); s.fits() && s.fairTo(fewer, initial) {
+			chosen = fewer
 		} else {
 			chosen[i].w.gone = true
 			o.dirty()
@@ -151,6 +158,41 @@ func (o *oracle) fairVictims(w *oracleWork, q ClusterQueue, use map[oracleFR]int
 		return nil
 	}
 	return chosen
+}
+
+// fairTo says whether a strategy allows all these victims.
+func (s *oracleSearch) fairTo(victims []oracleVictim, initial map[QueueName]oracleShare) bool {
+	for _, v := range victims {
+		if v.reason != InCohortFairSharing {
+			continue
+		}
+		mine, theirs := s.branches(v.w.queue)
+		ok := false
+		for _, strategy := range s.o.fair {
+			if strategy == LessThanInitialShare {
+				ok = ok || s.o.share(mine).cmp(initial[v.w.queue]) < 0
+			} else {
+				ok = ok || s.o.share(mine).cmp(s.o.share(theirs)) <= 0
+			}
+		}
+		if !ok {
+			return false
+		}
+	}
+	return true
+}
+
+// branches are the children of the common ancestor with another queue.
+func (s *oracleSearch) branches(other QueueName) (oracleNode, oracleNode) {
+	mine, theirs := queueNode(s.q.Name), queueNode(other)
+	lca := s.o.ancestor(mine, theirs)
+	for s.o.parent(mine) != lca {
+		mine = s.o.parent(mine)
+	}
+	for s.o.parent(theirs) != lca {
+		theirs = s.o.parent(theirs)
+	}
+	return mine, theirs
 }
 
 func (s *oracleSearch) fits() bool {
@@ -213,14 +255,7 @@ func (s *oracleSearch) search(contested []oracleFR, within bool) ([]oracleVictim
 }
 
 func (s *oracleSearch) allowed(v *oracleWork, strategy FairStrategy) bool {
-	mine, theirs := queueNode(s.q.Name), queueNode(v.queue)
-	lca := s.o.ancestor(mine, theirs)
-	for s.o.parent(mine) != lca {
-		mine = s.o.parent(mine)
-	}
-	for s.o.parent(theirs) != lca {
-		theirs = s.o.parent(theirs)
-	}
+	mine, theirs := s.branches(v.queue)
 	if strategy == LessThanInitialShare {
 		return s.o.share(mine).cmp(s.o.share(theirs)) < 0
 	}

@@ -40,6 +40,7 @@ type node struct {
 	shares []shared
 
 	// scratch of fair sharing
+	largest  largest
 	contest  contest
 	standing standing
 
@@ -65,6 +66,8 @@ type tree struct {
 	inFlight int
 	// touched says that decisions may have changed.
 	touched bool
+	// version counts the changes of usage.
+	version uint64
 	// changes are the leaves' cells whose usage changed, tops their roots;
 	// restless and deep are woken by any change. See watch.go.
 	changes  []*cell

@@ -1,6 +1,9 @@
 package engine
 
-import "container/heap"
+import (
+	"container/heap"
+	"math"
+)
 
 // Who is tried again, and when. A class that was refused is not tried again until
 // something happens that could help it. What that is, is written down when it is
@@ -213,6 +216,7 @@ func (e *Engine) changed(c *cell) {
 	if t == nil {
 		return
 	}
+	t.version++
 	if !c.dirty {
 		c.dirty = true
 		t.changes = append(t.changes, c)
@@ -341,13 +345,16 @@ func (e *Engine) wakeClaims(c *cell) {
 	}
 }
 
-// wakeDeep looks at the claims that a change elsewhere in a deep tree may help:
-// what a cohort has a right to depends on the usage of all below it.
+// wakeDeep looks at the claims that a change elsewhere may help: in a deep tree
+// what a cohort has a right to depends on the usage of all below it, and in fair
+// sharing everything depends on the shares of others.
 func (e *Engine) wakeDeep(t *tree) {
 	kept := t.deep[:0]
 	for _, d := range t.deep {
 		switch {
 		case d.void():
+		case d.asked <= d.cell.available(planned): // its watch will tell
+			kept = append(kept, d)
 		case e.mayClaim(d.cell, d.asked, d.class.first(), d.class.queue):
 			e.unpark(d.class)
 		default:
@@ -368,23 +375,17 @@ type deepClaim struct {
 // make an amount of a cell available.
 func (e *Engine) mayClaim(c *cell, asked Amount, w *work, q *queue) bool {
 	p := q.spec.Preemption
-	own := Amount(0)
-	switch p.WithinQueue {
-	case LowerPriority:
-		own = c.plannedBelow(w.priority)
-	case LowerOrNewerEqualPriority:
-		own = c.plannedBelow(w.priority + 1)
-		if w.priority == maxPriority {
-			own = c.planned
-		}
-	}
+	own := c.evictable(p.WithinQueue, w.priority)
 	if asked <= c.available(planned).Add(own) {
 		return true
 	}
 	if p.Reclaim == Never || p.Reclaim == "" || c.parent == nil {
 		return false
 	}
-	if e.opts.fair || p.BorrowWithin == LowerPriority {
+	if e.opts.fair {
+		return own > 0 || c.mayClaimByShare(asked)
+	}
+	if p.BorrowWithin == LowerPriority {
 		return true
 	}
 	// Others are reclaimed from only if the request fits the quota of the queue
@@ -398,7 +399,65 @@ func (e *Engine) mayClaim(c *cell, asked Amount, w *work, q *queue) bool {
 	return false
 }
 
-const maxPriority = 1<<31 - 1
+// evictable bounds what a workload of some priority may evict within its queue.
+func (c *cell) evictable(p PreemptionPolicy, priority int32) Amount {
+	switch {
+	case p == LowerPriority:
+		return c.plannedBelow(priority)
+	case p == LowerOrNewerEqualPriority && priority < math.MaxInt32:
+		return c.plannedBelow(priority + 1)
+	case p == LowerOrNewerEqualPriority:
+		return c.planned
+	}
+	return 0
+}
+
+// mayClaimByShare is the bound of fair sharing: others are evicted from if the
+// request is within the queue's quota, or if at some level the share that the
+// queue's branch would have is no more than that of another branch.
+func (c *cell) mayClaimByShare(asked Amount) bool {
+	if !c.exceeds(planned, asked) {
+		return true
+	}
+	c.change(planned, asked)
+	defer c.change(planned, -asked)
+	for n := c.node; n.parent != nil; n = n.parent {
+		if most := n.parent.largestShare(n); most.borrowed > 0 && n.share(planned).compare(most) <= 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// largestShare is the largest share of a node's children but one. It is kept
+// until something changes in the tree.
+func (n *node) largestShare(but *node) share {
+	l := &n.largest
+	if l.tree != n.root.tree || l.version != n.root.tree.version {
+		*l = largest{tree: n.root.tree, version: n.root.tree.version}
+		for _, c := range n.children {
+			switch s := c.share(planned); {
+			case l.first == nil || s.compare(l.most) > 0:
+				l.first, l.second, l.most = c, l.most, s
+			case s.compare(l.second) > 0:
+				l.second = s
+			}
+		}
+	}
+	if l.first == but {
+		return l.second
+	}
+	return l.most
+}
+
+// largest are the two largest shares among a node's children, and whose the
+// first is.
+type largest struct {
+	tree         *tree
+	version      uint64
+	first        *node
+	most, second share
+}
 
 // addPriority keeps, for a leaf's cell, how much is planned at each priority.
 func (c *cell) addPriority(priority int32, amount Amount) {
@@ -519,7 +578,12 @@ func (e *Engine) watchGroup(c *class, options []option, count int32, mayEvict bo
 
 func (e *Engine) watchCell(c *class, cell *cell, asked Amount, mayEvict bool) {
 	w := watch{asked: asked, class: c, round: c.round}
-	cell.watches.add(w)
+	fit := w
+	if mayEvict {
+		// What it may evict in its own queue need not become free.
+		fit.asked = max(0, asked.Sub(cell.evictable(c.queue.spec.Preemption.WithinQueue, c.key.priority)))
+	}
+	cell.watches.add(fit)
 	cell.refreshNeeds()
 	if !mayEvict {
 		return
@@ -527,7 +591,7 @@ func (e *Engine) watchCell(c *class, cell *cell, asked Amount, mayEvict bool) {
 	claim := cell.claim(c.key.priority)
 	claim.heap.add(w)
 	t := c.queue.tree()
-	if p := c.queue.spec.Preemption.Reclaim; t.root.height > 1 && p != Never && p != "" {
+	if p := c.queue.spec.Preemption.Reclaim; (t.root.height > 1 || e.opts.fair) && p != Never && p != "" {
 		t.deep = append(t.deep, deepClaim{w, cell})
 	}
 }
