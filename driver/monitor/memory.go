@@ -13,7 +13,8 @@ import (
 const (
 	// kept is how many shares of a model are remembered.
 	kept = 9
-	// maxStart bounds what a share is charged before anything was seen of it.
+	// maxStart bounds what a share is charged before anything was seen of it,
+	// and so what a program that takes memory past the limiter does to others.
 	maxStart = 1 << 30
 )
 
@@ -44,7 +45,7 @@ func (m *memory) start(card string) uint64 {
 		return 0
 	}
 	slices.Sort(values)
-	return min(values[(len(values)-1)/2], maxStart)
+	return values[(len(values)-1)/2]
 }
 
 // card notes the model of a card and tells whether that was new.
@@ -60,10 +61,10 @@ func (m *memory) card(uuid, model string) bool {
 }
 
 // learn notes what contexts of a share took last and tells whether that was
-// new.
+// new. What is more than a share may begin with teaches nothing.
 func (m *memory) learn(card, share string, overhead uint64) bool {
 	model, ok := m.Cards[card]
-	if !ok {
+	if !ok || overhead > maxStart {
 		return false
 	}
 	if m.Models == nil {

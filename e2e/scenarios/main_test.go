@@ -29,14 +29,15 @@ var bed *testbed.Testbed
 
 func TestMain(m *testing.M) {
 	keep := flag.Bool("keep", false, "leave the cluster running, and use one that runs already")
+	name := flag.String("name", "e2e", "name of the cluster")
 	flag.Parse()
-	os.Exit(run(m, *keep))
+	os.Exit(run(m, *name, *keep))
 }
 
-func run(m *testing.M, keep bool) int {
+func run(m *testing.M, name string, keep bool) int {
 	ctx := context.Background()
 	var err error
-	options := testbed.Options{Name: "e2e", Reuse: keep, Log: os.Stderr}
+	options := testbed.Options{Name: name, Reuse: keep, Log: os.Stderr}
 	bed, err = testbed.Start(ctx, options)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "scenarios: the cluster did not start:", err)
@@ -57,10 +58,7 @@ func run(m *testing.M, keep bool) int {
 func scenario(t *testing.T) (ctx context.Context, namespace string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
-	namespace = strings.ToLower(strings.NewReplacer("Test", "t-", "/", "-").Replace(t.Name()))
-	if len(namespace) > 60 {
-		namespace = namespace[:60]
-	}
+	namespace = namespaceOf(t)
 	if err := bed.CreateNamespace(ctx, namespace, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -74,6 +72,12 @@ func scenario(t *testing.T) (ctx context.Context, namespace string) {
 		}
 	})
 	return ctx, namespace
+}
+
+// namespaceOf is the name of the test's namespace.
+func namespaceOf(t *testing.T) string {
+	name := strings.ToLower(strings.NewReplacer("Test", "t-", "/", "-").Replace(t.Name()))
+	return name[:min(len(name), 60)]
 }
 
 // patient limits a single wait.
