@@ -11,7 +11,17 @@ import (
 	"github.com/sluice-gpu/sluice/e2e/testbed"
 )
 
-// stays checks that the pod runs on, in the same containers and with the same share.
+// holdsSlice checks, from within the pod, that a program gets the 6Gi of slice and not a byte more.
+func holdsSlice(t *testing.T, ctx context.Context, ns, name string) {
+	t.Helper()
+	_, err := bed.Cluster.Kubectl(ctx, "exec", "--namespace", ns, name, "--",
+		"/usr/bin/cudaprobe", "alloc:6Gi=SUCCESS", "alloc:1=OUT_OF_MEMORY")
+	if err != nil {
+		t.Errorf("pod %s is not held to its slice: %v", name, err)
+	}
+}
+
+// stays checks that the pod runs on, in the same containers, with the same share and held to it.
 func stays(t *testing.T, ctx context.Context, ns, name string, before *corev1.Pod, share testbed.Share) {
 	t.Helper()
 	pod, err := bed.WaitPhase(patient(t, ctx), ns, name, corev1.PodRunning)
@@ -26,6 +36,7 @@ func stays(t *testing.T, ctx context.Context, ns, name string, before *corev1.Po
 	if err != nil || len(shares) != 1 || shares[0] != share {
 		t.Errorf("pod %s had %+v, now has %+v (%v)", name, share, shares, err)
 	}
+	holdsSlice(t, ctx, ns, name)
 }
 
 // running starts a pod with a 6Gi slice on the node and returns it with its share.
@@ -103,6 +114,7 @@ func TestAfterANodeRebootItsPodsRunAgainWithTheirShares(t *testing.T) {
 	if err != nil || only(t, shares) != share {
 		t.Errorf("before the reboot %+v, after it %+v (%v)", share, shares, err)
 	}
+	holdsSlice(t, ctx, ns, "p")
 	running(t, ctx, ns, "after", dynamicNode)
 }
 

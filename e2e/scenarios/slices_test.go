@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/sluice-gpu/sluice/e2e/testbed"
 )
@@ -128,6 +129,13 @@ func TestAClaimSharedByTwoPodsIsOneShare(t *testing.T) {
 	b := only(t, runPod(t, ctx, ns, testbed.Pod("b", []string{"hold"}, testbed.WithClaim("shared"))))
 	if a != b {
 		t.Errorf("both pods use the claim's only share, got %+v and %+v", a, b)
+	}
+	claims, err := bed.Client.ResourceV1().ResourceClaims(ns).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(claims.Items) != 1 || len(claims.Items[0].Status.ReservedFor) != 2 {
+		t.Errorf("want one claim that is reserved for both pods, got %+v", claims.Items)
 	}
 }
 
