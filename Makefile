@@ -7,7 +7,7 @@ SUITE  := $(BIN)/suite
 export SLUICE_CACHE := $(CACHE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test unit e2e cases build images lint generate bench-engine bench-limiter setup clean
+.PHONY: help demo demo-down test unit e2e cases build images lint generate bench-driver bench-engine bench-limiter setup clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,11 @@ lint: ## gofmt, vet, staticcheck, generated files up to date, no warnings in C.
 
 generate: ## Make the generated files anew.
 	go generate ./...
+
+bench-driver: ## Driver: time to prepare and unprepare a claim of two cards beside others, as `name value unit` lines.
+	@go test -run '^$$' -bench PrepareAndUnprepare -benchtime 1000x ./driver/plugin/ 2>/dev/null | awk ' \
+		/^Benchmark/ { split($$1, n, /[=-]/); for (i = 3; i < NF; i += 2) if (split($$(i+1), u, "-") == 2) print "prepare_unprepare_live" n[2] "_" u[1], $$i, u[2] } \
+		/^FAIL/ { bad = 1 } END { exit bad }'
 
 bench-engine: ## Quota engine: the figures of docs/dev/engine.md.
 	go test -run '^$$' -bench . -benchtime 20x ./quota/engine/

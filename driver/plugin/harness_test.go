@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -175,7 +176,11 @@ func (n *node) startWith(c Config) *instance {
 	}
 	n.t.Cleanup(func() { _ = conn.Close() })
 	i.client = drapb.NewDRAPluginClient(conn)
-	eventually(n.t, "socket", func() bool { _, err := os.Stat(n.path("plugin", socket)); return err == nil })
+	// The socket's name is there a moment before anybody listens.
+	eventually(n.t, "socket", func() bool {
+		conn, err := net.Dial("unix", n.path("plugin", socket))
+		return err == nil && conn.Close() == nil
+	})
 	return i
 }
 

@@ -9,7 +9,7 @@ import (
 	"github.com/sluice-gpu/sluice/driver/state"
 )
 
-// metrics are the driver's own; see docs/user/devices.md for their meaning.
+// metrics are the driver's own; see docs/user/metrics.md for their meaning.
 type metrics struct {
 	prepare   *prometheus.HistogramVec
 	scanFails prometheus.Counter

@@ -120,12 +120,45 @@ type envelope struct {
 var ErrCorrupt = errors.New("checkpoint cannot be used")
 
 // Encode writes a checkpoint. The same checkpoint gives the same bytes.
-func Encode(c *Checkpoint) ([]byte, error) {
-	data, err := json.Marshal(c)
+func Encode(c *Checkpoint) ([]byte, error) { return encode(c, nil) }
+
+// encode is Encode for a caller that knows the bytes of some claims already;
+// all others are made as usual.
+func encode(c *Checkpoint, known map[types.UID][]byte) ([]byte, error) {
+	boot, err := json.Marshal(c.BootID)
 	if err != nil {
 		return nil, err
 	}
-	return json.Marshal(envelope{Version: Version, Checksum: sum(data), Data: data})
+	var data bytes.Buffer
+	fmt.Fprintf(&data, `{"bootID":%s,"claims":{`, boot)
+	for i, uid := range c.Order() {
+		b := known[uid]
+		if b == nil {
+			if b, err = encodeClaim(uid, c.Claims[uid]); err != nil {
+				return nil, err
+			}
+		}
+		if i > 0 {
+			data.WriteByte(',')
+		}
+		data.Write(b)
+	}
+	data.WriteString("}}")
+	out := fmt.Appendf(nil, `{"version":%d,"checksum":"%s","data":`, Version, sum(data.Bytes()))
+	return append(append(out, data.Bytes()...), '}'), nil
+}
+
+// encodeClaim is one member of the object "claims".
+func encodeClaim(uid types.UID, c Claim) ([]byte, error) {
+	key, err := json.Marshal(uid)
+	if err != nil {
+		return nil, err
+	}
+	value, err := json.Marshal(c)
+	if err != nil {
+		return nil, err
+	}
+	return append(append(key, ':'), value...), nil
 }
 
 // Decode reads what Encode wrote, also of later programs with the same

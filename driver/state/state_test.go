@@ -230,3 +230,58 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
+
+// TestWhatAnotherProcessSavedIsSeenThoughThisOneRemembers: each store keeps
+// what it saw, and both change the file in turn.
+func TestWhatAnotherProcessSavedIsSeenThoughThisOneRemembers(t *testing.T) {
+	s := newStore(t)
+	other := &Store{Dir: s.Dir, BootIDFile: s.BootIDFile}
+	for i := range 20 {
+		for _, store := range []*Store{s, other} {
+			// The same size each time, and the same inode again and again.
+			if err := store.Update(add("claim", int64(100+i%2))); err != nil {
+				t.Fatal(err)
+			}
+			for _, reader := range []*Store{s, other} {
+				seen, err := reader.Look()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got := seen.Claims["claim"].Shares[0].MemoryMi; got != int64(100+i%2) {
+					t.Fatalf("pass %d: %dMi", i, got)
+				}
+			}
+		}
+	}
+}
+
+// TestLookWaitsForNobodyAndRepairsNothing: it is for those who look often.
+func TestLookWaitsForNobodyAndRepairsNothing(t *testing.T) {
+	s := newStore(t)
+	if c, err := s.Look(); err != nil || len(c.Claims) != 0 {
+		t.Fatalf("before anything was saved: %+v, %v", c, err)
+	}
+	if err := s.Update(add("a", 1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Update(func(*Checkpoint) error {
+		c, err := s.Look()
+		if err != nil || len(c.Claims) != 1 {
+			t.Errorf("during an update: %+v, %v", c, err)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, s.BootIDFile, "boot-2\n")
+	if c, err := s.Look(); err != nil || len(c.Claims) != 0 || c.BootID != "boot-2" {
+		t.Errorf("after a reboot: %+v, %v", c, err)
+	}
+	writeFile(t, s.Path(), "damaged")
+	if _, err := s.Look(); !errors.Is(err, ErrCorrupt) {
+		t.Errorf("damaged: %v", err)
+	}
+	if left, _ := filepath.Glob(s.Path() + ".*"); len(left) != 0 {
+		t.Errorf("it was set aside: %v", left)
+	}
+}

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +14,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // Store is the checkpoint on disk. Calls of any number of goroutines and
@@ -28,11 +31,32 @@ type Store struct {
 	// an earlier boot dropped. Nil: nobody is.
 	Report func(Finding)
 
-	seen struct {
-		sync.Mutex
-		file os.FileInfo
-		c    *Checkpoint
+	mu    sync.Mutex
+	known known
+}
+
+// known is what this process last saw in the file. While the file is the same,
+// reading and writing cost the same however many claims there are: only what
+// changes is decoded and encoded.
+type known struct {
+	c      *Checkpoint // nil: nothing
+	saved  []byte
+	claims map[types.UID][]byte // the claims' bytes, filled as they are saved
+}
+
+// headSize is enough of the file to have its checksum.
+const headSize = 128
+
+// is tells whether the file holds what was seen in it: the beginning has the
+// checksum of the rest.
+func (k *known) is(f *os.File) bool {
+	info, err := f.Stat()
+	if k.c == nil || err != nil || info.Size() != int64(len(k.saved)) {
+		return false
 	}
+	head := make([]byte, min(headSize, len(k.saved)))
+	_, err = f.ReadAt(head, 0)
+	return err == nil && bytes.Equal(head, k.saved[:len(head)])
 }
 
 // Look returns the checkpoint as it was saved last, without waiting for an
@@ -44,31 +68,39 @@ func (s *Store) Look() (*Checkpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.seen.Lock()
-	defer s.seen.Unlock()
-	file, err := os.Stat(s.Path())
-	if errors.Is(err, fs.ErrNotExist) {
+	c, _, err := s.read()
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return New(boot), nil
+	case err != nil:
+		return nil, err
+	case c.BootID != boot:
 		return New(boot), nil
 	}
+	return c, nil
+}
+
+// read returns what is in the file and its bytes, which are nobody's to change.
+func (s *Store) read() (*Checkpoint, []byte, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f, err := os.Open(s.Path())
 	if err != nil {
-		return nil, fmt.Errorf("checkpoint: %w", err)
+		return nil, nil, fmt.Errorf("checkpoint: %w", err)
 	}
-	// Every change is a new file.
-	if old := s.seen.file; old == nil || !os.SameFile(old, file) || !old.ModTime().Equal(file.ModTime()) || old.Size() != file.Size() {
-		b, err := os.ReadFile(s.Path())
+	defer f.Close()
+	if !s.known.is(f) {
+		b, err := io.ReadAll(f)
 		if err != nil {
-			return nil, fmt.Errorf("checkpoint: %w", err)
+			return nil, nil, fmt.Errorf("checkpoint: %w", err)
 		}
 		c, err := Decode(b)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		s.seen.file, s.seen.c = file, c
+		s.known = known{c: c, saved: b}
 	}
-	if s.seen.c.BootID != boot {
-		return New(boot), nil
-	}
-	return s.seen.c, nil
+	return s.known.c, s.known.saved, nil
 }
 
 // Finding is something an operator should know about the checkpoint.
@@ -106,7 +138,8 @@ func (s *Store) BootID() (string, error) {
 
 // Update gives fn the checkpoint and saves what fn made of it, unless fn
 // fails. Nobody else has the checkpoint meanwhile, so that fn may also create
-// and remove the files that belong to claims.
+// and remove the files that belong to claims. A claim is changed by putting
+// another in its place, with a list of shares of its own.
 //
 // A process that dies inside fn leaves the old checkpoint. The order for fn is
 // therefore: to add a claim, make its files first; to drop one, remove its
@@ -121,17 +154,45 @@ func (s *Store) Update(fn func(*Checkpoint) error) error {
 	if err != nil {
 		return err
 	}
+	before := maps.Clone(c.Claims)
 	if err := fn(c); err != nil {
 		return err
 	}
-	b, err := Encode(c)
+	encoded := s.encoded(before, c)
+	b, err := encode(c, encoded)
 	if err != nil {
 		return err
 	}
 	if bytes.Equal(b, saved) {
 		return nil
 	}
-	return s.save(b)
+	return s.save(c, b, encoded)
+}
+
+// encoded are the bytes of the claims of c, made anew for those that are not
+// what they were before.
+func (s *Store) encoded(before map[types.UID]Claim, c *Checkpoint) map[types.UID][]byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make(map[types.UID][]byte, len(c.Claims))
+	for uid, claim := range c.Claims {
+		b := s.known.claims[uid]
+		if old, ok := before[uid]; !ok || b == nil || !unchanged(old, claim) {
+			var err error
+			if b, err = encodeClaim(uid, claim); err != nil {
+				continue // encode tells of it
+			}
+		}
+		out[uid] = b
+	}
+	return out
+}
+
+// unchanged tells that nobody put another claim in a claim's place. Whoever
+// changes a share makes a new list.
+func unchanged(a, b Claim) bool {
+	return a.UID == b.UID && a.Namespace == b.Namespace && a.Name == b.Name && len(a.Shares) == len(b.Shares) &&
+		(len(a.Shares) == 0 || &a.Shares[0] == &b.Shares[0])
 }
 
 func (s *Store) lock() (func(), error) {
@@ -158,23 +219,21 @@ func (s *Store) load() (*Checkpoint, []byte, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	b, err := os.ReadFile(s.Path())
+	c, saved, err := s.read()
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return New(boot), nil, nil
-	case err != nil:
-		return nil, nil, fmt.Errorf("checkpoint: %w", err)
-	}
-	c, err := Decode(b)
-	if err != nil {
+	case errors.Is(err, ErrCorrupt):
 		c, err := s.setAside(boot, err)
 		return c, nil, err
+	case err != nil:
+		return nil, nil, err
 	}
 	if c.BootID != boot {
 		s.report(Finding{Rebooted: true, Claims: len(c.Claims)})
-		return New(boot), b, nil
+		return New(boot), saved, nil
 	}
-	return c, b, nil
+	return &Checkpoint{BootID: c.BootID, Claims: maps.Clone(c.Claims)}, saved, nil
 }
 
 // setAside keeps the unusable file for an inspection and goes on with what
@@ -195,8 +254,16 @@ func (s *Store) setAside(boot string, cause error) (*Checkpoint, error) {
 // save replaces the file by rename. It does not force the bytes to the disk:
 // a crash of this process loses nothing of the page cache, and a crash of the
 // machine changes the boot id, which voids the content anyway.
-func (s *Store) save(b []byte) error {
-	return WriteFile(s.Path(), b, 0o600)
+func (s *Store) save(c *Checkpoint, b []byte, claims map[types.UID][]byte) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.known = known{}
+	if err := WriteFile(s.Path(), b, 0o600); err != nil {
+		return err
+	}
+	// The caller may go on with what it has, so a copy is kept.
+	s.known = known{c: &Checkpoint{BootID: c.BootID, Claims: maps.Clone(c.Claims)}, saved: b, claims: claims}
+	return nil
 }
 
 func (s *Store) report(f Finding) {
