@@ -10,8 +10,8 @@
 // devices, hooks) is in the spec's common edits and applied once however many
 // of its devices a container asks for. Two claims in one container apply it
 // twice, which CDI resolves: the later mount on a path replaces the earlier.
-// Hence the rule that all claims of a pod agree on whether the limiter's
-// library stands at libcuda's path; see Limiter.
+// Hence the rule that the limiter's library stands at libcuda's path for every
+// share of a card, whole cards included; see Limiter.
 package cdi
 
 import (
@@ -58,7 +58,8 @@ type Share struct {
 	// Cards are the edits that open the cards, one or all of a node.
 	Cards []specs.ContainerEdits
 	// Files is the host's folder with the share's limit, grant and account;
-	// empty for a share that is not limited.
+	// empty for a share without a limit: on a node without the limiter, and
+	// for the monitor.
 	Files string
 }
 

@@ -97,7 +97,7 @@ func mustSpec(t *testing.T, shares []cdi.Share, l *cdi.Limiter) *specs.Spec {
 	return s
 }
 
-func TestAWholeCardGetsTheDriverAsItIs(t *testing.T) {
+func TestWithoutALimiterTheDriverIsAsItIs(t *testing.T) {
 	s := share("uid", "gpu-1", "s", "", "0")
 	got := inject(t, map[string]*specs.Spec{"uid": mustSpec(t, []cdi.Share{s}, nil)}, s.Name)
 	if m := mountsAt(got, lib64+"libcuda.so.570.86.15"); !slices.Equal(m, []string{"/run/nvidia/driver" + lib64 + "libcuda.so.570.86.15"}) {

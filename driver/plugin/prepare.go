@@ -28,25 +28,12 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 	plan := d.plan()
 	results := map[types.UID]kubeletplugin.PrepareResult{}
 	err := d.store.Update(func(cp *state.Checkpoint) error {
-		wanted := map[types.UID][]state.Share{}
-		limited := false
 		for _, claim := range claims {
 			shares, err := d.wanted(cp, claim, plan)
+			if err == nil {
+				err = d.prepare(cp, claim, shares, plan)
+			}
 			if err != nil {
-				results[claim.UID] = kubeletplugin.PrepareResult{Err: err}
-				continue
-			}
-			wanted[claim.UID] = shares
-			for _, s := range shares {
-				limited = limited || s.Limited || d.limits(s)
-			}
-		}
-		for _, claim := range claims {
-			shares, ok := wanted[claim.UID]
-			if !ok {
-				continue
-			}
-			if err := d.prepare(cp, claim, shares, limited, plan); err != nil {
 				results[claim.UID] = kubeletplugin.PrepareResult{Err: err}
 				continue
 			}
@@ -93,14 +80,15 @@ func (d *Driver) wanted(cp *state.Checkpoint, claim *resourceapi.ResourceClaim, 
 // prepare makes the claim's files unless they are there and says so in the
 // checkpoint.
 //
-// limited tells that a claim of the same pod is limited. Then all of them get
-// the limiter, whole cards with a limit that says "whole": a container that
-// has a slice and a whole card has one libcuda, and must find the limiter
-// there in whatever order the runtime applies the claims.
-func (d *Driver) prepare(cp *state.Checkpoint, claim *resourceapi.ResourceClaim, shares []state.Share, limited bool, plan *slicing.Plan) error {
+// Every share that can have a limit gets the limiter, whole cards with a limit
+// that says "whole" and costs their programs nothing. A container that has a
+// slice and a whole card has one libcuda, whichever claim the runtime applies
+// last, and nobody can know here who is in its pod: the kubelet leaves out
+// claims that it had prepared for another pod.
+func (d *Driver) prepare(cp *state.Checkpoint, claim *resourceapi.ResourceClaim, shares []state.Share, plan *slicing.Plan) error {
 	c := state.Claim{UID: claim.UID, Namespace: claim.Namespace, Name: claim.Name}
 	for _, s := range shares {
-		s.Limited = s.Limited || (limited && d.limitable(s))
+		s.Limited = s.Limited || d.limitable(s)
 		c.Shares = append(c.Shares, s)
 	}
 	have, again := cp.Claims[claim.UID]
@@ -134,10 +122,6 @@ func (d *Driver) prepare(cp *state.Checkpoint, claim *resourceapi.ResourceClaim,
 // limitable tells whether a limit can be said for the share: it opens one
 // card and is counted against it.
 func (d *Driver) limitable(s state.Share) bool { return d.files.enforce != nil && !s.Admin }
-
-// limits tells whether the share by itself calls for the limiter. A whole
-// card does not: nothing is left that it could take from others.
-func (d *Driver) limits(s state.Share) bool { return d.limitable(s) && !s.Whole }
 
 // sameAllocation tells whether the record was made for the claim's present
 // allocation. A claim that nobody used may be deallocated and allocated

@@ -317,32 +317,47 @@ func TestParametersAreRefusedWithTheirPath(t *testing.T) {
 	d.mustPrepare(with("other", "net.example.com", `{"kind":"x"}`))
 }
 
-// D10, and the mixture of a slice and a whole card
-func TestWholeCardsAreLimitedOnlyBesideSlices(t *testing.T) {
-	n := newNode(t, a100, a100)
-	n.enforce = true
-	d := n.start()
-	all := n.claim("all", whole(0))
-	d.mustPrepare(all)
-	if mounted(n.spec(all), cdi.RealCUDA) {
-		t.Error("a whole card alone got the limiter")
-	}
-	slice := n.claim("slice", share{card: 1, memory: "10Gi"})
-	d.mustPrepare(slice, all) // a pod with both
-	for _, c := range []*resourceapi.ResourceClaim{all, slice} {
-		if !mounted(n.spec(c), cdi.RealCUDA) || !mounted(n.spec(c), cdi.SharesDir) {
-			t.Errorf("claim %s has no limiter: the order of claims would decide which libcuda the pod has", c.Name)
-		}
-	}
-	if l := limitOf(t, n.path("plugin/shares/uid-all/*-all-0")); !l.Whole {
-		t.Errorf("limit of the whole card is %+v", l)
-	}
-	if l := limitOf(t, n.path("plugin/shares/uid-slice/*-slice-0")); l.Whole || l.Memory != 10<<30 {
-		t.Errorf("limit of the slice is %+v", l)
-	}
-	d.mustPrepare(all) // the kubelet restarts and asks pod by pod
-	if !mounted(n.spec(all), cdi.RealCUDA) {
-		t.Error("the limiter was taken away again")
+// D10: the kubelet sends a pod's claims that no other pod has, so a whole card
+// and a slice of one container may come in two calls, in either order.
+func TestAWholeCardAndASliceOfOnePodAgreeOnLibcuda(t *testing.T) {
+	for name, sliceFirst := range map[string]bool{"the whole card was there": false, "the slice was there": true} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, a100, a100)
+			n.enforce = true
+			d := n.start()
+			all := n.claim("all", whole(0))
+			slice := n.claim("slice", share{card: 1, memory: "10Gi"})
+			calls := []*resourceapi.ResourceClaim{all, slice}
+			if sliceFirst {
+				calls = []*resourceapi.ResourceClaim{slice, all}
+			}
+			for _, c := range calls {
+				d.mustPrepare(c)
+			}
+			const libcuda = "/usr/lib64/libcuda.so." + gputest.DriverVersion
+			source := func(c *resourceapi.ResourceClaim) string {
+				for _, m := range n.spec(c).ContainerEdits.Mounts {
+					if m.ContainerPath == libcuda {
+						return m.HostPath
+					}
+				}
+				return ""
+			}
+			if a, b := source(all), source(slice); a != b || filepath.Base(a) != "shim.so" {
+				t.Errorf("at libcuda's path the whole card mounts %s and the slice %s: the last one applied decides", a, b)
+			}
+			for _, c := range calls {
+				if !mounted(n.spec(c), cdi.SharesDir) {
+					t.Errorf("claim %s has no limit for the limiter to read", c.Name)
+				}
+			}
+			if l := limitOf(t, n.path("plugin/shares/uid-all/*-all-0")); !l.Whole {
+				t.Errorf("limit of the whole card is %+v", l)
+			}
+			if l := limitOf(t, n.path("plugin/shares/uid-slice/*-slice-0")); l.Whole || l.Memory != 10<<30 {
+				t.Errorf("limit of the slice is %+v", l)
+			}
+		})
 	}
 }
 
