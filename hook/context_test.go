@@ -1,6 +1,7 @@
 package hook
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/sluice-gpu/sluice/hook/account"
@@ -109,6 +110,33 @@ func TestTheDevicesHeapIsCharged(t *testing.T) {
 	p.want("info", "0 free 224Mi+0 total 1024Mi")
 	p.want("heap 100Mi", "0")
 	p.want("info", "0 free 924Mi+0 total 1024Mi")
+	p.want("reset 0", "0")
+	if u := n.usage("a"); u.Memory != 0 {
+		t.Errorf("%d bytes did not come back", u.Memory)
+	}
+	p.end()
+}
+
+// TestTheDevicesHeapIsChargedOnceWhateverWasFreedBefore: what the limiter knew
+// of memory that is gone says nothing about the heap.
+func TestTheDevicesHeapIsChargedOnceWhateverWasFreedBefore(t *testing.T) {
+	n := newNode(t, 1, 80*gi, 0)
+	n.share("a", 0, gi, 0)
+	p := n.start(n.container("a", []int{0}, "a"))
+	p.want("init", "0")
+	p.want("retain 0", "0")
+	for i := range 150 {
+		p.want("alloc linear 1Mi", fmt.Sprintf("0 #%d", i))
+	}
+	for i := range 150 {
+		p.want(fmt.Sprintf("free %d", i), "0")
+	}
+	for range 3 {
+		p.want("heap 100Mi", "0")
+		if u := n.usage("a"); u.Memory != 100*mi {
+			t.Errorf("charged %d MiB for a heap of 100", u.Memory/mi)
+		}
+	}
 	p.want("reset 0", "0")
 	if u := n.usage("a"); u.Memory != 0 {
 		t.Errorf("%d bytes did not come back", u.Memory)

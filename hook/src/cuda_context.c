@@ -257,12 +257,15 @@ CUresult cuCtxSetLimit(int limit, size_t value)
         .card = (uint32_t)(c.card - process->card),
         .kind = KIND_LINEAR,
     };
-    if (map_take(&process->pointers, e.key, &e))
-        c.units = e.units;
-    if (!claim_correct(&c, value))
+    map_take(&process->pointers, e.key, &e);
+    uint64_t had = e.units;
+    c.units = had;
+    /* A larger one is charged before it is taken, a smaller one after. */
+    if (to_units(value) > had && !claim_correct(&c, value))
         r = card_refuse(c.card);
-    else if ((r = REAL(cuCtxSetLimit)(limit, value)))
-        claim_correct(&c, e.units << SLUICE_UNIT_SHIFT);
+    else
+        r = REAL(cuCtxSetLimit)(limit, value);
+    claim_correct(&c, r ? had << SLUICE_UNIT_SHIFT : value);
     e.units = c.units;
     if (e.units && !map_put(&process->pointers, &e))
         return CUDA_ERROR_OUT_OF_MEMORY; /* it stays charged */

@@ -83,8 +83,10 @@ bool map_get(struct map *m, uint64_t key, struct entry *out)
         return false;
     lock_take(&s->lock);
     if (s->bits) {
-        *out = s->table[find(s, key)];
-        found = out->key != 0;
+        const struct entry *e = &s->table[find(s, key)];
+        found = e->key != 0;
+        if (found)
+            *out = *e;
     }
     lock_drop(&s->lock);
     return found;
@@ -116,10 +118,11 @@ bool map_take(struct map *m, uint64_t key, struct entry *out)
     lock_take(&s->lock);
     if (s->bits) {
         uint32_t i = find(s, key);
-        *out = s->table[i];
-        found = out->key != 0;
-        if (found)
+        found = s->table[i].key != 0;
+        if (found) {
+            *out = s->table[i];
             erase(s, i);
+        }
     }
     lock_drop(&s->lock);
     return found;

@@ -45,7 +45,8 @@ bool map_put(struct map *m, const struct entry *e);
 /* The same, and tells what was replaced; its key is 0 if nothing was. */
 bool map_swap(struct map *m, const struct entry *e, struct entry *old);
 
-/* Finds; takes out what it found. */
+/* Finds; takes out what it found. What was not found leaves *out as it was: a
+ * free place of a table holds what was erased there. */
 bool map_get(struct map *m, uint64_t key, struct entry *out);
 bool map_take(struct map *m, uint64_t key, struct entry *out);
 
