@@ -358,12 +358,16 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool)
     CUresult r = process_enter();
     if (r && r != CUDA_ERROR_NOT_INITIALIZED)
         return r;
-    if (r || !map_get(&process->pools, (uintptr_t)pool, &e) || e.tag == NOT_LIMITED)
+    if (r || !map_get(&process->pools, (uintptr_t)pool, &e))
         return REAL(cuMemPoolDestroy)(pool);
     struct card *c = &process->card[e.card];
     lock_take(&c->pools);
+    /* Out of the map before the driver can give the handle out again. */
+    bool known = map_take(&process->pools, (uintptr_t)pool, &e);
     r = REAL(cuMemPoolDestroy)(pool);
-    if (!r && map_take(&process->pools, (uintptr_t)pool, &e)) {
+    if (known && r) {
+        map_put(&process->pools, &e);
+    } else if (known && e.tag == LIMITED) {
         uint64_t pool_and_sum[2] = {(uintptr_t)pool, 0};
         map_sweep(&process->pointers, orphan, pool_and_sum);
         if (pool_and_sum[1] > e.units)

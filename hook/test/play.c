@@ -390,6 +390,9 @@ static void obey(char *line)
         CUmemPoolProps props = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, NUMBER(1)}};
         r = p_cuMemPoolCreate(&pools[n_pools], &props);
         n_pools += !r;
+    } else if (IS("pool-default")) { /* pool-default DEVICE: the one that the driver made */
+        r = p_cuDeviceGetDefaultMemPool(&pools[n_pools], NUMBER(1));
+        n_pools += !r;
     } else if (IS("pool-default-trim")) {
         CUmemoryPool pool;
         r = p_cuDeviceGetDefaultMemPool(&pool, 0);

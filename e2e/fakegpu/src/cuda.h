@@ -153,6 +153,7 @@ struct CUmemPoolHandle_st {
 	uint32_t magic;
 	int card;
 	bool is_default, imported;
+	bool gone;                        /* destroyed and empty: the handle is given out again */
 	uint64_t used, used_high;
 	uint64_t reserved, reserved_high; /* what the pool has taken from the card */
 	uint64_t threshold;               /* may be kept beyond what is used */

@@ -21,21 +21,30 @@ static bool pool_valid(CUmemoryPool p)
 {
 	for (struct CUmemPoolHandle_st *q = fg_p->pools; q; q = q->next)
 		if (q == p)
-			return true;
+			return !q->gone;
 	return false;
 }
 
 static struct CUmemPoolHandle_st *new_pool(int card, bool is_default)
 {
-	struct CUmemPoolHandle_st *p = calloc(1, sizeof *p);
+	struct CUmemPoolHandle_st *p = fg_p->pools;
 
-	if (!p)
-		return NULL;
+	while (p && !p->gone)
+		p = p->next;
+	if (p) {
+		struct CUmemPoolHandle_st *next = p->next;
+		memset(p, 0, sizeof *p);
+		p->next = next;
+	} else {
+		p = calloc(1, sizeof *p);
+		if (!p)
+			return NULL;
+		p->next = fg_p->pools;
+		fg_p->pools = p;
+	}
 	p->magic = M_POOL;
 	p->card = card;
 	p->is_default = is_default;
-	p->next = fg_p->pools;
-	fg_p->pools = p;
 	return p;
 }
 
@@ -243,6 +252,7 @@ CU_API CUresult cuMemPoolDestroy(CUmemoryPool pool)
 		for (int i = 0; i < FG_MAX_CARDS; i++)
 			if (fg_p->current_pool[i] == pool)
 				fg_p->current_pool[i] = NULL;
+		pool->gone = !pool->used && !pool->reserved && !pool->imported;
 	}
 	cu_unlock();
 	return r;
