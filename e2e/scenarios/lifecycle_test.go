@@ -3,6 +3,7 @@ package scenarios
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -12,12 +13,19 @@ import (
 )
 
 // holdsSlice checks, from within the pod, that a program gets the 6Gi of slice and not a byte more.
+// A kubelet that has just started may not serve exec yet.
 func holdsSlice(t *testing.T, ctx context.Context, ns, name string) {
 	t.Helper()
-	_, err := bed.Cluster.Kubectl(ctx, "exec", "--namespace", ns, name, "--",
-		"/usr/bin/cudaprobe", "alloc:6Gi=SUCCESS", "alloc:1=OUT_OF_MEMORY")
+	err := testbed.Until(patient(t, ctx), "pod "+name+" to show that it is held to its slice", func() (bool, string, error) {
+		_, err := bed.Cluster.Kubectl(ctx, "exec", "--namespace", ns, name, "--",
+			"/usr/bin/cudaprobe", "alloc:6Gi=SUCCESS", "alloc:1=OUT_OF_MEMORY")
+		if err != nil && strings.Contains(err.Error(), "unable to upgrade connection") {
+			return false, err.Error(), nil
+		}
+		return err == nil, "", err
+	})
 	if err != nil {
-		t.Errorf("pod %s is not held to its slice: %v", name, err)
+		t.Error(err)
 	}
 }
 
