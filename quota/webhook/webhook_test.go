@@ -1,0 +1,73 @@
+package webhook
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"testing"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	"github.com/sluice-gpu/sluice/quota/pricing"
+	"github.com/sluice-gpu/sluice/quota/ticket"
+)
+
+// oneTicket gives every claim the same ticket.
+type oneTicket struct{}
+
+func (oneTicket) BornWith(*resourceapi.ResourceClaim) (*ticket.Ticket, error) {
+	return &ticket.Ticket{Workload: "w", Price: pricing.Price{Devices: 1}, Pools: []string{"n1"}}, nil
+}
+
+// patches are what a handler changes of an object, as JSON; "" for nothing.
+func patches(t *testing.T, h admission.HandlerFunc, user, object string) string {
+	t.Helper()
+	response := h(context.Background(), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
+		Operation: admissionv1.Create,
+		UserInfo:  authenticationv1.UserInfo{Username: user},
+		Object:    runtime.RawExtension{Raw: []byte(object)},
+	}})
+	if !response.Allowed {
+		t.Fatalf("refused: %v", response.Result)
+	}
+	if len(response.Patches) == 0 {
+		return ""
+	}
+	b, err := json.Marshal(response.Patches)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+func TestGatesAreClosedAtCreation(t *testing.T) {
+	const scheduler, keeper = "system:kube-scheduler", "system:serviceaccount:kube-system:resource-claim-controller"
+	claim := claims(oneTicket{}, []string{scheduler})
+	for _, tc := range []struct {
+		name    string
+		handler admission.HandlerFunc
+		user    string
+		object  string
+		changes string
+	}{
+		{"a labelled pod is gated", pod, "u", `{"metadata":{"labels":{"kueue.x-k8s.io/queue-name":"q"}},"spec":{"containers":[]}}`, "quota.sluice.dev/admission"},
+		{"a pod on a node of its own choice cannot be", pod, "u", `{"metadata":{"labels":{"kueue.x-k8s.io/queue-name":"q"}},"spec":{"nodeName":"n","containers":[]}}`, ""},
+		{"an unlabelled pod is left alone", pod, "u", `{"metadata":{},"spec":{"containers":[]}}`, ""},
+		{"a job is suspended", job, "u", `{"apiVersion":"batch/v1","kind":"Job","metadata":{"name":"j"},"spec":{}}`, `/spec/suspend`},
+		{"a suspended job is left alone", job, "u", `{"apiVersion":"batch/v1","kind":"Job","metadata":{"name":"j"},"spec":{"suspend":true}}`, ""},
+		{"the scheduler's claim gets its ticket", claim, scheduler, `{"metadata":{"annotations":{"resource.kubernetes.io/extended-resource-claim":"true"}},"spec":{}}`, "ticket-pools"},
+		{"nobody else's does", claim, "u", `{"metadata":{"annotations":{"resource.kubernetes.io/extended-resource-claim":"true"}},"spec":{}}`, ""},
+		{"a ticket from a template is taken off", claim, keeper, `{"metadata":{"annotations":{"note":"x","quota.sluice.dev/ticket":"forged"}},"spec":{}}`, "remove"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got := patches(t, tc.handler, tc.user, tc.object)
+			if (got == "") != (tc.changes == "") || !strings.Contains(got, tc.changes) {
+				t.Errorf("changes %q, want %q", got, tc.changes)
+			}
+		})
+	}
+}
