@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -68,6 +69,9 @@ func scenario(t *testing.T) (ctx context.Context, namespace string) {
 			t.Log(bed.Describe(ctx, namespace))
 		}
 		if err := bed.DeletePods(ctx, namespace); err != nil {
+			t.Error(err)
+		}
+		if _, err := bed.Cluster.Kubectl(ctx, "delete", "namespace", namespace, "--wait=false"); err != nil {
 			t.Error(err)
 		}
 	})

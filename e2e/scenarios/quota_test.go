@@ -45,6 +45,11 @@ spec: {clusterQueue: %[1]s}
 	if err := bed.Cluster.Apply(ctx, []byte(manifests)); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if _, err := bed.Cluster.Kubectl(context.WithoutCancel(ctx), "delete", "clusterqueue,resourceflavor", ns, "--wait=false"); err != nil {
+			t.Error(err)
+		}
+	})
 	create(t, ctx, ns, testbed.Template("slice", testbed.Capacity{Memory: "2Gi"}))
 }
 
