@@ -234,6 +234,8 @@ func (d *Driver) HandleError(ctx context.Context, err error, msg string) {
 
 func reportFinding(log klog.Logger, f state.Finding) {
 	switch {
+	case f.Err != nil && f.Aside == "":
+		log.Error(f.Err, "Checkpoint rebuilt from the claims' own files", "claims", f.Claims)
 	case f.Err != nil:
 		log.Error(f.Err, "Checkpoint set aside and rebuilt from the claims' own files", "aside", f.Aside, "claims", f.Claims)
 	case f.Rebooted && f.Claims > 0:

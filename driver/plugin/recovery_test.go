@@ -163,6 +163,28 @@ func TestACheckpointThatCannotBeUsedIsSetAsideAndRebuilt(t *testing.T) {
 	}
 }
 
+// D7: killed between setting a file aside and saving another.
+func TestACheckpointThatIsNotThereIsRebuilt(t *testing.T) {
+	n := newNode(t, a100)
+	n.enforce = true
+	d := n.start()
+	kept := n.claim("kept", share{card: 0, memory: "60Gi"})
+	first := d.mustPrepare(kept)
+	d.stop()
+	before := snapshot(t, n.path("plugin", "shares"))
+	if err := os.Remove(n.path("plugin", "checkpoint.json")); err != nil {
+		t.Fatal(err)
+	}
+	d = n.start()
+	if diff := cmp.Diff(before, snapshot(t, n.path("plugin", "shares"))); diff != "" {
+		t.Errorf("files that containers have mounted are others:\n%s", diff)
+	}
+	d.refused(n.claim("next", share{card: 0, memory: "60Gi"}), "team/kept")
+	if diff := cmp.Diff(cdiNames(first), cdiNames(d.mustPrepare(kept))); diff != "" {
+		t.Errorf("other answer after the rebuild:\n%s", diff)
+	}
+}
+
 // D6
 func TestAClaimDeletedWhileTheDriverWasDownIsReleased(t *testing.T) {
 	n := newNode(t, a100)

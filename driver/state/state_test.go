@@ -74,6 +74,36 @@ func TestAFailedUpdateSavesNothing(t *testing.T) {
 	}
 }
 
+// TestARebuildThatWasNotSavedIsDoneAgain: the process may die after it set the
+// file aside and before it saved another.
+func TestARebuildThatWasNotSavedIsDoneAgain(t *testing.T) {
+	s := newStore(t)
+	s.Rebuild = func(boot string) *Checkpoint {
+		c := New(boot)
+		_ = add("a", 1)(c)
+		return c
+	}
+	writeFile(t, s.Path(), "damaged")
+	died := errors.New("died")
+	if err := s.Update(func(*Checkpoint) error { return died }); !errors.Is(err, died) {
+		t.Fatal(err)
+	}
+	next := &Store{Dir: s.Dir, BootIDFile: s.BootIDFile, Rebuild: s.Rebuild}
+	var found []Finding
+	next.Report = func(f Finding) { found = append(found, f) }
+	if got := read(t, next).Claims; len(got) != 1 {
+		t.Errorf("the next start knows of %v: the files of running containers would be swept", got)
+	}
+	if len(found) != 1 || found[0].Err == nil || found[0].Claims != 1 {
+		t.Errorf("reported %+v", found)
+	}
+	found = nil
+	next.Rebuild = func(string) *Checkpoint { t.Error("rebuilt though it was saved"); return New("boot-1") }
+	if got := read(t, next).Claims; len(got) != 1 || len(found) != 0 {
+		t.Errorf("after it was saved: %v, reported %+v", got, found)
+	}
+}
+
 func TestARebootVoidsEverything(t *testing.T) {
 	s := newStore(t)
 	if err := s.Update(add("a", 1)); err != nil {

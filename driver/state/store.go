@@ -25,7 +25,7 @@ type Store struct {
 	// BootIDFile holds the kernel's boot id.
 	BootIDFile string
 	// Rebuild makes a checkpoint for the given boot from whatever else is
-	// known when the file cannot be used. Nil: an empty one.
+	// known when the file cannot be used or is not there. Nil: an empty one.
 	Rebuild func(bootID string) *Checkpoint
 	// Report is told what was found at loading: a file set aside, claims of
 	// an earlier boot dropped. Nil: nobody is.
@@ -107,7 +107,7 @@ func (s *Store) read() (*Checkpoint, []byte, error) {
 type Finding struct {
 	// Err is set when the file could not be used.
 	Err error
-	// Aside is where such a file was moved.
+	// Aside is where such a file was moved; empty if there was none.
 	Aside string
 	// Rebooted is set when the file was written before the last boot.
 	Rebooted bool
@@ -222,7 +222,13 @@ func (s *Store) load() (*Checkpoint, []byte, error) {
 	c, saved, err := s.read()
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return New(boot), nil, nil
+		// The first start, or the first after a process died that had set the
+		// file aside and saved no other.
+		c := s.rebuilt(boot)
+		if len(c.Claims) > 0 {
+			s.report(Finding{Err: err, Claims: len(c.Claims)})
+		}
+		return c, nil, nil
 	case errors.Is(err, ErrCorrupt):
 		c, err := s.setAside(boot, err)
 		return c, nil, err
@@ -243,12 +249,16 @@ func (s *Store) setAside(boot string, cause error) (*Checkpoint, error) {
 	if err := os.Rename(s.Path(), aside); err != nil {
 		return nil, fmt.Errorf("%w; setting it aside: %w", cause, err)
 	}
-	c := New(boot)
-	if s.Rebuild != nil {
-		c = s.Rebuild(boot)
-	}
+	c := s.rebuilt(boot)
 	s.report(Finding{Err: cause, Aside: aside, Claims: len(c.Claims)})
 	return c, nil
+}
+
+func (s *Store) rebuilt(boot string) *Checkpoint {
+	if s.Rebuild == nil {
+		return New(boot)
+	}
+	return s.Rebuild(boot)
 }
 
 // save replaces the file by rename. It does not force the bytes to the disk:
