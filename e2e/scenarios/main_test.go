@@ -78,10 +78,13 @@ func scenario(t *testing.T) (ctx context.Context, namespace string) {
 	return ctx, namespace
 }
 
+// runID tells this run's namespaces from those of earlier ones in a cluster that is kept.
+var runID = strconv.FormatInt(time.Now().Unix(), 36)
+
 // namespaceOf is the name of the test's namespace.
 func namespaceOf(t *testing.T) string {
 	name := strings.ToLower(strings.NewReplacer("Test", "t-", "/", "-").Replace(t.Name()))
-	return name[:min(len(name), 60)]
+	return fmt.Sprintf("%.50s-%s", name, runID)
 }
 
 // patient limits a single wait.
