@@ -48,6 +48,7 @@ type options struct {
 	listen           string
 	scanInterval     time.Duration
 	monitor          time.Duration
+	benignXIDs       []uint
 	reconcile        time.Duration
 }
 
@@ -99,6 +100,7 @@ permission to open the card's device nodes.`,
 	f.StringVar(&o.limiterGuard, "limiter-guard", "", "object that is preloaded in limited containers; empty: none")
 	f.StringVar(&o.listen, "listen", ":9402", "address for /healthz, /readyz and /metrics; empty: none")
 	f.DurationVar(&o.scanInterval, "scan-interval", 2*time.Second, "time between two looks at the cards")
+	f.UintSliceVar(&o.benignXIDs, "benign-xids", benignXIDs(), "XID error events that say nothing about a card's health; any other takes the card out of service")
 	f.DurationVar(&o.monitor, "monitor-interval", 250*time.Millisecond, "time between two looks at what runs on the cards")
 	f.DurationVar(&o.reconcile, "reconcile-interval", 3*time.Minute, "time between two comparisons of prepared claims with the API server")
 	logsapi.AddFlags(logging, f)
@@ -129,6 +131,10 @@ func run(ctx context.Context, o options) error {
 	}
 	scanner := gpu.NewScanner(first(o.driverRootMount, o.driverRoot), o.sysfsRoot)
 	defer scanner.Close()
+	scanner.Benign = scanner.Benign[:0]
+	for _, code := range o.benignXIDs {
+		scanner.Benign = append(scanner.Benign, uint64(code))
+	}
 	edits := &nvidia.Generator{
 		DriverRoot: o.driverRoot, DriverRootMount: o.driverRootMount,
 		DevRoot: o.devRoot, DevRootMount: o.devRootMount,
@@ -178,6 +184,14 @@ func run(ctx context.Context, o options) error {
 	}
 	log.Info("Starting", "node", o.nodeName, "driver", driver.Name, "driverRoot", o.driverRoot, "nodeGroups", len(cfg.NodeGroups))
 	return d.Run(ctx)
+}
+
+func benignXIDs() []uint {
+	var out []uint
+	for _, code := range gpu.BenignXIDs() {
+		out = append(out, uint(code))
+	}
+	return out
 }
 
 func newClient(kubeconfig string) (kubernetes.Interface, error) {

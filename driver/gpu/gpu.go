@@ -51,6 +51,8 @@ type GPU struct {
 	MemoryBandwidth int64 // GB/s, peak
 	FP16TFLOPS      int64 // dense tensor throughput as published by the maker
 
+	// Fault says what is wrong with the card; empty if nothing is known.
+	Fault string
 	// MIG tells that the card is in MIG mode, in which whole-card shares
 	// cannot run on it.
 	MIG bool

@@ -42,8 +42,14 @@ type Scanner struct {
 	// Sysfs is the root of sysfs.
 	Sysfs fs.ReadLinkFS
 
-	mu  sync.Mutex
-	lib nvml.Interface
+	// WatchXIDs lets error events of a card make it faulty, unless they are
+	// among Benign.
+	WatchXIDs bool
+	Benign    []uint64
+
+	mu   sync.Mutex
+	lib  nvml.Interface
+	xids xids
 }
 
 // NewScanner scans with the NVML library found below driverRoot (the folder
@@ -53,6 +59,9 @@ func NewScanner(driverRoot, sysfsRoot string) *Scanner {
 	return &Scanner{
 		Open:  func() (nvml.Interface, error) { return openNVML(driverRoot) },
 		Sysfs: os.DirFS(sysfsRoot).(fs.ReadLinkFS),
+
+		WatchXIDs: true,
+		Benign:    BenignXIDs(),
 	}
 }
 
@@ -116,6 +125,7 @@ func (s *Scanner) Close() {
 
 func (s *Scanner) shut() {
 	if s.lib != nil {
+		s.xids.close()
 		_ = s.lib.Shutdown()
 		s.lib = nil
 	}
@@ -135,6 +145,7 @@ func (s *Scanner) scan() (Inventory, error) {
 	}
 	var inv Inventory
 	var links []linked
+	s.xids.read(s.Benign)
 	for i := range count {
 		dev, ret := s.lib.DeviceGetHandleByIndex(i)
 		if ret != nvml.SUCCESS {
@@ -145,6 +156,10 @@ func (s *Scanner) scan() (Inventory, error) {
 		if err != nil {
 			inv.Missing = append(inv.Missing, fmt.Sprintf("card %d of %d: %v", i, count, err))
 			continue
+		}
+		if s.WatchXIDs {
+			s.xids.watch(s.lib, dev, g.UUID)
+			g.Fault = s.xids.fault(g.UUID)
 		}
 		inv.GPUs = append(inv.GPUs, g)
 		links = append(links, r.links(g, dev))

@@ -8,8 +8,11 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-gpu/sluice/cdi"
 	"github.com/sluice-gpu/sluice/driver/state"
@@ -127,12 +130,21 @@ func (l *Limiter) Files(dir string, s state.Share, contextOverhead uint64) error
 	return account.Create(dir, lim, grant)
 }
 
-// InUse tells whether processes of the share in dir run. What it says comes
-// from locks that the kernel keeps for live processes; an account that cannot
-// be read says no.
+// InUse tells whether processes use the share in dir, or may. It asks the
+// kernel for the locks that live processes hold, and believes nothing of what
+// is in the account, which the tenant can write. Only an account that is not
+// there is surely used by nobody.
 func (l *Limiter) InUse(dir string) bool {
-	u, err := account.Read(dir)
-	return err == nil && len(u.Processes) > 0
+	f, err := os.OpenFile(filepath.Join(dir, account.AccountFile), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return !errors.Is(err, os.ErrNotExist)
+	}
+	defer f.Close()
+	lock := unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart, Start: 0, Len: account.Slots}
+	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_GETLK, &lock); err != nil {
+		return true
+	}
+	return lock.Type != unix.F_UNLCK
 }
 
 // Collect removes installed versions below hostDir whose folders used does

@@ -55,6 +55,9 @@ const (
 	settled = 4
 	// sure is for how long a share must be above its limit to be reported.
 	sure = time.Second
+	// strange is for how long a process must use no share of its card before
+	// the card counts as somebody else's: the pods of a claim are asked for.
+	strange = 5 * time.Second
 )
 
 // Monitor is the loop. Start answers before it runs, too.
@@ -73,6 +76,7 @@ type Monitor struct {
 	grants   map[string]*granted
 	unsteady map[string][]uint64 // by share: what was found in looks that were not steady
 	above    map[string]*excess
+	foreign  map[string]time.Time // by card: since when
 	slowAt   time.Time
 	slow     bool
 	quiet    string
@@ -98,9 +102,9 @@ type look struct {
 
 type cardSeen struct {
 	gpu.Use
-	device           string
 	allocated, cores uint64
 	foreign          []Process
+	occupied         bool // by foreign processes, for long enough to be sure
 }
 
 type shareSeen struct {
@@ -124,7 +128,7 @@ func New(cfg Config) *Monitor {
 	}
 	m := &Monitor{
 		cfg: cfg, users: newUsers(cfg.KubeClient), owner: owners{proc: cfg.Proc},
-		grants: map[string]*granted{}, unsteady: map[string][]uint64{}, above: map[string]*excess{},
+		grants: map[string]*granted{}, unsteady: map[string][]uint64{}, above: map[string]*excess{}, foreign: map[string]time.Time{},
 	}
 	var err error
 	if m.memory, err = loadMemory(cfg.MemoryFile); err != nil {
@@ -141,16 +145,12 @@ func (m *Monitor) Start(card string) uint64 {
 	return m.memory.start(card)
 }
 
-// Foreign tells how many processes on the card use no share of it.
-func (m *Monitor) Foreign(card string) int {
+// Foreign tells whether processes run on the card that use no share of it.
+func (m *Monitor) Foreign(card string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, c := range m.last.cards {
-		if c.UUID == card {
-			return len(c.foreign)
-		}
-	}
-	return 0
+	i := slices.IndexFunc(m.last.cards, func(c cardSeen) bool { return c.UUID == card })
+	return i >= 0 && m.last.cards[i].occupied
 }
 
 // Run looks at the cards until ctx ends.
@@ -234,7 +234,6 @@ func (m *Monitor) look(ctx context.Context) error {
 		for _, s := range shares {
 			if s.Card == c.UUID {
 				here = append(here, s)
-				card.device = s.Device
 				card.allocated += s.Limit
 				card.cores += uint64(s.Cores)
 			}
@@ -247,6 +246,12 @@ func (m *Monitor) look(ctx context.Context) error {
 		}
 		groups, foreign := assign(here, users, processes)
 		card.foreign = foreign
+		if len(foreign) == 0 {
+			delete(m.foreign, c.UUID)
+		} else if m.foreign[c.UUID].IsZero() {
+			m.foreign[c.UUID] = now
+		}
+		card.occupied = len(foreign) > 0 && now.Sub(m.foreign[c.UUID]) >= strange
 		m.stranger(here, users, processes)
 		for _, g := range groups {
 			m.judge(ctx, g, before, found, writing, now)
@@ -258,7 +263,9 @@ func (m *Monitor) look(ctx context.Context) error {
 		if writing && s.Dir != "" {
 			m.grant(ctx, seen, now)
 		}
-		next.shares = append(next.shares, *seen)
+		if !s.Admin {
+			next.shares = append(next.shares, *seen)
+		}
 	}
 	m.forget(found)
 	m.previous = found

@@ -30,6 +30,9 @@ type Share struct {
 	ClaimUID types.UID
 	// Device is the card's published name, Card its UUID.
 	Device, Card string
+	// Admin marks a share for monitoring: it takes nothing of the card, has no
+	// limit, and its processes are at home there.
+	Admin bool
 	// Limit is what the share may hold of the card, in bytes.
 	Limit uint64
 	// Cores is its guaranteed percentage of the card's time.
@@ -113,7 +116,9 @@ func assign(shares []Share, users map[types.UID][]Pod, processes []Process) (gro
 			foreign = append(foreign, p)
 			continue
 		}
-		groups = join(groups, shares, of, p)
+		if of = slices.DeleteFunc(of, func(i int) bool { return shares[i].Admin }); len(of) > 0 {
+			groups = join(groups, shares, of, p)
+		}
 	}
 	return groups, foreign
 }

@@ -33,7 +33,7 @@ type Enforcement interface {
 	Files(dir string, s state.Share, contextOverhead uint64) error
 	// Libraries are the host's paths of what containers run.
 	Libraries() cdi.Limiter
-	// InUse tells whether processes are known to use the share in dir.
+	// InUse tells whether processes use the share in dir, or may.
 	InUse(dir string) bool
 }
 
@@ -45,6 +45,7 @@ type files struct {
 	sharesDir string // <plugin dir>/shares
 	cdiDir    string
 	metadata  string // the plugin helper's folder of device metadata
+	proc      string // where procfs is mounted, of the host's PID namespace
 	edits     Edits
 	enforce   Enforcement // nil: none
 	// overhead is what a context on the card will probably take.
@@ -54,6 +55,12 @@ type files struct {
 // recordName is the copy of a claim's checkpoint entry among its files, from
 // which the checkpoint is rebuilt if it is lost.
 const recordName = "claim.json"
+
+// The folders of the plugin's own that containers have files of.
+const (
+	sharesName   = "shares"
+	metadataName = "dra-device-metadata"
+)
 
 func (f *files) claimDir(uid types.UID) string { return filepath.Join(f.sharesDir, string(uid)) }
 func (f *files) specPath(uid types.UID) string {
@@ -120,14 +127,16 @@ func (f *files) make(c state.Claim, boot string) error {
 	return state.WriteFile(filepath.Join(f.claimDir(c.UID), recordName), b, 0o600)
 }
 
-// inUse tells whether processes of a claim are known to run.
-func (f *files) inUse(c state.Claim) bool {
+// inUse tells whether containers of a claim run. mounted are all mounts, or
+// why they are not known; then they may.
+func (f *files) inUse(c state.Claim, cp *state.Checkpoint, mounted func() (mounts, error)) bool {
 	for _, s := range c.Shares {
 		if s.Limited && f.enforce != nil && f.enforce.InUse(filepath.Join(f.claimDir(c.UID), deviceName(c.UID, s))) {
 			return true
 		}
 	}
-	return false
+	m, err := mounted()
+	return err != nil || m.has(c, cp)
 }
 
 // there tells whether all files of a prepared claim exist.

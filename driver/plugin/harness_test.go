@@ -53,7 +53,9 @@ type node struct {
 	config string
 	// enforce gives drivers a limiter.
 	enforce bool
-	podUID  types.UID
+	// xids lets error events of cards count.
+	xids   bool
+	podUID types.UID
 }
 
 func newNode(t testing.TB, models ...gpus.Config) *node {
@@ -65,10 +67,14 @@ func newNode(t testing.TB, models ...gpus.Config) *node {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	n := &node{t: t, dir: dir, lib: gputest.New(models...), edits: &edits{}}
-	n.source = &source{scan: (&gpu.Scanner{
+	scanner := &gpu.Scanner{
 		Open:  func() (nvml.Interface, error) { return n.lib, nil },
 		Sysfs: os.DirFS(n.path("sys")).(fs.ReadLinkFS),
-	}).Scan}
+	}
+	n.source = &source{scan: func() (gpu.Inventory, error) {
+		scanner.WatchXIDs = n.xids
+		return scanner.Scan()
+	}}
 	n.client = fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "node-uid", Labels: map[string]string{"gpu-type": "a100"}}})
 	// The API server makes the names that the fake one leaves empty.
 	var made atomic.Int64

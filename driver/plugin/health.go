@@ -46,7 +46,7 @@ func (h *health) update(plan *slicing.Plan, now time.Time) {
 		}
 	}
 	for _, c := range plan.Cards {
-		if c.Unfit != nil {
+		if c.Unfit != nil && !c.Unfit.Busy {
 			set(c.Device, kubeletplugin.HealthStatusUnhealthy, c.Unfit.Reason)
 			continue
 		}

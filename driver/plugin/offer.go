@@ -15,6 +15,10 @@ import (
 	"github.com/sluice-gpu/sluice/driver/slicing"
 )
 
+// pluginResource is what NVIDIA's device plugin offers. Sluice offers it, too,
+// but through a DeviceClass, never in the node's status.
+const pluginResource = "nvidia.com/gpu"
+
 // offerLoop looks at the node again and again and publishes what changed.
 func (d *Driver) offerLoop(ctx context.Context) {
 	tick := time.NewTicker(d.cfg.ScanInterval)
@@ -56,8 +60,37 @@ func (d *Driver) look(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	d.occupied(ctx, plan)
 	d.adopt(ctx, plan, inv)
 	return nil
+}
+
+// occupied marks cards that somebody else hands out or uses, so that none is
+// handed out twice: by a device plugin, or to processes that use no share.
+func (d *Driver) occupied(ctx context.Context, plan *slicing.Plan) {
+	now := map[string]string{}
+	for _, c := range plan.Cards {
+		if d.devicePlugin {
+			plan.Occupy(c.Device, "device-plugin-active", "the node also offers "+pluginResource+" by a device plugin, which hands out the same cards")
+		}
+		if d.monitor != nil && d.monitor.Foreign(c.UUID) {
+			plan.Occupy(c.Device, "in-use-elsewhere", "processes run on the card that use no share of it")
+		}
+		if card, _ := plan.Card(c.Device); card.Unfit != nil {
+			now[c.Device] = card.Unfit.Key + ": " + card.Unfit.Reason
+		}
+	}
+	for device, reason := range now {
+		if d.unfit[device] != reason {
+			klog.FromContext(ctx).Info("Nothing new is placed on a card", "device", device, "reason", reason)
+		}
+	}
+	for device := range d.unfit {
+		if _, still := now[device]; !still {
+			klog.FromContext(ctx).Info("A card is offered again", "device", device)
+		}
+	}
+	d.unfit = now
 }
 
 // adopt makes the plan the current one and publishes it if it differs.
@@ -101,6 +134,8 @@ func (d *Driver) nodeLabels(ctx context.Context) (map[string]string, error) {
 		return nil, fmt.Errorf("reading the labels of node %s: %w", d.cfg.NodeName, err)
 	}
 	d.labels, d.labelsAt = node.Labels, time.Now()
+	cards := node.Status.Allocatable[pluginResource]
+	d.devicePlugin = cards.Sign() > 0
 	if d.labels == nil {
 		d.labels = map[string]string{}
 	}

@@ -54,6 +54,10 @@ type Config struct {
 	// BootIDFile holds the kernel's boot id.
 	BootIDFile string
 
+	// Proc is where procfs is mounted, of the host's PID namespace. Default
+	// /proc.
+	Proc string
+
 	Configuration *config.DriverConfiguration
 	Source        gpu.Source
 	Edits         Edits
@@ -85,6 +89,9 @@ type Config struct {
 }
 
 func (c *Config) setDefaults() {
+	if c.Proc == "" {
+		c.Proc = "/proc"
+	}
 	for _, d := range []struct {
 		field *time.Duration
 		value time.Duration
@@ -116,6 +123,9 @@ type Driver struct {
 	labels     map[string]string
 	labelsAt   time.Time
 	complained string
+	// devicePlugin tells that the node's status offers cards as well.
+	devicePlugin bool
+	unfit        map[string]string // reasons by device, as logged
 }
 
 // New prepares an instance without starting it.
@@ -123,9 +133,10 @@ func New(cfg Config) *Driver {
 	cfg.setDefaults()
 	d := &Driver{cfg: cfg, health: newHealth(cfg.NodeName), metrics: newMetrics(cfg.Registerer)}
 	d.files = &files{
-		sharesDir: filepath.Join(cfg.PluginDir, "shares"),
+		sharesDir: filepath.Join(cfg.PluginDir, sharesName),
 		cdiDir:    cfg.CDIDir,
-		metadata:  filepath.Join(cfg.PluginDir, "dra-device-metadata"),
+		metadata:  filepath.Join(cfg.PluginDir, metadataName),
+		proc:      cfg.Proc,
 		edits:     cfg.Edits,
 		enforce:   cfg.Enforcement,
 		overhead:  func(string) uint64 { return 0 },

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -85,8 +86,8 @@ func (d *Driver) reconcileLoop(ctx context.Context) {
 // not exist, or is not allocated, and was so at the pass before (goneBefore),
 // is released. Once is not enough: the containers of a claim that was deleted
 // by force run on until the kubelet ends them, and the kubelet then calls
-// Unprepare itself. A claim whose processes are seen to run is never
-// released. The result is for the next pass.
+// Unprepare itself. A claim is never released while processes use it or
+// containers have its files mounted. The result is for the next pass.
 func (d *Driver) reconcile(ctx context.Context, goneBefore map[types.UID]state.Claim) (map[types.UID]state.Claim, error) {
 	var prepared map[types.UID]state.Claim
 	if err := d.store.Update(func(cp *state.Checkpoint) error {
@@ -107,6 +108,7 @@ func (d *Driver) reconcile(ctx context.Context, goneBefore map[types.UID]state.C
 			gone[uid] = c
 		}
 	}
+	mounted := sync.OnceValues(func() (mounts, error) { return mountsOf(d.files.proc) })
 	err := d.store.Update(func(cp *state.Checkpoint) error {
 		for uid, c := range gone {
 			before, twice := goneBefore[uid]
@@ -115,8 +117,8 @@ func (d *Driver) reconcile(ctx context.Context, goneBefore map[types.UID]state.C
 			if !twice || !still || !reflect.DeepEqual(before, c) || !reflect.DeepEqual(now, c) {
 				continue
 			}
-			if d.files.inUse(c) {
-				klog.FromContext(ctx).Info("A claim ended in the API and its processes still run; its share is kept", "claim", klog.KRef(c.Namespace, c.Name), "uid", uid)
+			if d.files.inUse(c, cp, mounted) {
+				klog.FromContext(ctx).Info("A claim ended in the API and its containers may still run; its shares are kept", "claim", klog.KRef(c.Namespace, c.Name), "uid", uid)
 				continue
 			}
 			if err := errors.Join(d.files.remove(uid), d.files.removeMetadata(c)); err != nil {

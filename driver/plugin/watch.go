@@ -29,7 +29,7 @@ func (d *Driver) startWatching() {
 	}
 }
 
-// watched are the prepared shares that hold something of a card.
+// watched are the prepared shares, a share of each card for one that opens all.
 func (d *Driver) watched() ([]monitor.Share, error) {
 	cp, err := d.store.Look()
 	if err != nil {
@@ -39,7 +39,16 @@ func (d *Driver) watched() ([]monitor.Share, error) {
 	for _, uid := range cp.Order() {
 		c := cp.Claims[uid]
 		for _, s := range c.Shares {
-			if s.Admin || len(s.Cards) != 1 {
+			if s.Admin {
+				for _, card := range s.Cards {
+					out = append(out, monitor.Share{
+						Name: deviceName(uid, s) + "-" + card, Claim: types.NamespacedName{Namespace: c.Namespace, Name: c.Name},
+						ClaimUID: uid, Device: s.Device, Card: card, Admin: true,
+					})
+				}
+				continue
+			}
+			if len(s.Cards) != 1 {
 				continue
 			}
 			w := monitor.Share{
@@ -51,7 +60,7 @@ func (d *Driver) watched() ([]monitor.Share, error) {
 				Limit:    uint64(s.MemoryMi) * gpu.Mi,
 				Cores:    s.Cores,
 			}
-			if s.Limited {
+			if s.Limited && !s.Whole { // nothing is charged to a whole card
 				w.Dir = filepath.Join(d.files.claimDir(uid), w.Name)
 			}
 			out = append(out, w)

@@ -44,6 +44,8 @@ type Unfit struct {
 	Key string
 	// Reason is one sentence for people.
 	Reason string
+	// Busy tells that nothing is wrong with the card: somebody else has it.
+	Busy bool
 }
 
 // Whole tells that a share of that much memory leaves nothing of the card
@@ -69,6 +71,14 @@ func (p *Plan) Card(device string) (Card, bool) {
 		return Card{}, false
 	}
 	return p.Cards[i], true
+}
+
+// Occupy marks a card as somebody else's. Reasons that lie in the card itself
+// come first.
+func (p *Plan) Occupy(device, key, reason string) {
+	if i, ok := p.byDevice[device]; ok && p.Cards[i].Unfit == nil {
+		p.Cards[i].Unfit = &Unfit{Key: key, Reason: reason, Busy: true}
+	}
 }
 
 // Make applies the configuration to the cards of a node with the given
@@ -104,6 +114,8 @@ func (c *Card) cut(group config.NodeGroup) error {
 		c.Unfit = &Unfit{Key: "no-memory", Reason: fmt.Sprintf("the driver reports %dMi of usable memory", usable)}
 		c.MemoryMi = usable
 		return nil
+	case c.Fault != "":
+		c.Unfit = &Unfit{Key: "faulty", Reason: c.Fault + "; it is offered again when the NVIDIA driver was loaded anew"}
 	case c.MIG:
 		c.Unfit = &Unfit{Key: "mig-mode", Reason: "the card is in MIG mode, in which it cannot be shared as a whole"}
 	}

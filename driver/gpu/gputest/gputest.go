@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock"
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/gpus"
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/server"
 )
@@ -26,6 +27,12 @@ var T4 = gpus.Config{
 // UUID of UUID(i), the PCI address of BusID(i) and minor number i.
 type Library struct {
 	*server.Server
+	events []nvml.EventData
+}
+
+// XID lets card i report an error event to who listens.
+func (l *Library) XID(i int, code uint64) {
+	l.events = append(l.events, nvml.EventData{Device: l.Devices[i], EventType: nvml.EventTypeXidCriticalError, EventData: code})
 }
 
 // New returns a library with the given cards.
@@ -40,6 +47,19 @@ func New(models ...gpus.Config) *Library {
 		panic(err)
 	}
 	l := &Library{Server: s}
+	l.EventSetCreateFunc = func() (nvml.EventSet, nvml.Return) {
+		return &mock.EventSet{
+			FreeFunc: func() nvml.Return { return nvml.SUCCESS },
+			WaitFunc: func(uint32) (nvml.EventData, nvml.Return) {
+				if len(l.events) == 0 {
+					return nvml.EventData{}, nvml.ERROR_TIMEOUT
+				}
+				e := l.events[0]
+				l.events = l.events[1:]
+				return e, nvml.SUCCESS
+			},
+		}, nvml.SUCCESS
+	}
 	for i := range s.Devices {
 		l.complete(i)
 	}
@@ -72,6 +92,7 @@ func (l *Library) complete(i int) {
 		return p, nvml.SUCCESS
 	}
 	d.IsMigDeviceHandleFunc = func() (bool, nvml.Return) { return false, nvml.SUCCESS }
+	d.RegisterEventsFunc = func(uint64, nvml.EventSet) nvml.Return { return nvml.SUCCESS }
 	d.GetNumGpuCoresFunc = func() (int, nvml.Return) { return 6912, nvml.SUCCESS }
 	d.GetMemoryBusWidthFunc = func() (uint32, nvml.Return) { return 5120, nvml.SUCCESS }
 	d.GetMaxClockInfoFunc = func(nvml.ClockType) (uint32, nvml.Return) { return 1593, nvml.SUCCESS }
