@@ -2,9 +2,12 @@ package testbed
 
 import (
 	"context"
+	"crypto/sha256"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/sluice-gpu/sluice/e2e/fakegpu"
 	"github.com/sluice-gpu/sluice/e2e/images"
@@ -14,24 +17,28 @@ import (
 // The images' references: prefix, name, tag. No registry serves them; they are loaded into nodes.
 const (
 	ImagePrefix = "sluice.test/"
-	ImageTag    = "test"
 	// ProbeImage is the image of cudaprobe, the program that scenarios run as a CUDA workload.
-	ProbeImage = ImagePrefix + "cudaprobe:" + ImageTag
+	ProbeImage = ImagePrefix + "cudaprobe:test"
 )
 
-// loadImages makes the product's images and the probe's, and loads them into all nodes.
-func (b *Testbed) loadImages(ctx context.Context) error {
+// loadImages makes the product's images and the probe's, and loads them into all nodes. It returns
+// the tag of the product's images, which follows their content: pods of an earlier build are then
+// replaced when the chart is installed again.
+func (b *Testbed) loadImages(ctx context.Context) (tag string, err error) {
 	root, err := product.Root()
 	if err != nil {
-		return err
+		return "", err
 	}
 	products, err := product.Images(root)
 	if err != nil {
-		return err
+		return "", err
+	}
+	if tag, err = contentTag(products); err != nil {
+		return "", err
 	}
 	simulation, err := buildSimulation()
 	if err != nil {
-		return err
+		return "", err
 	}
 	products = append(products, product.Image{
 		Name: "cudaprobe", Entrypoint: []string{"/usr/bin/cudaprobe"}, Cmd: []string{"info", "hold"}, Files: map[string]string{
@@ -41,19 +48,39 @@ func (b *Testbed) loadImages(ctx context.Context) error {
 	})
 	dir, err := os.MkdirTemp("", "sluice-images-")
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer os.RemoveAll(dir)
 	b.say("loading %d images", len(products))
 	for _, p := range products {
+		reference := ImagePrefix + p.Name + ":" + tag
+		if p.Name == "cudaprobe" {
+			reference = ProbeImage
+		}
 		archive := filepath.Join(dir, p.Name+".tar")
 		image := images.Image{Entrypoint: p.Entrypoint, Cmd: p.Cmd, Files: p.Files, Provided: []string{"libcuda.so.1"}}
-		if err := images.Write(archive, ImagePrefix+p.Name+":"+ImageTag, image); err != nil {
-			return err
+		if err := images.Write(archive, reference, image); err != nil {
+			return "", err
 		}
 		if err := b.Cluster.LoadImage(ctx, archive); err != nil {
-			return fmt.Errorf("load image %s: %w", p.Name, err)
+			return "", fmt.Errorf("load image %s: %w", p.Name, err)
 		}
 	}
-	return nil
+	return tag, nil
+}
+
+// contentTag is a tag made of all that the images consist of.
+func contentTag(list []product.Image) (string, error) {
+	sum := sha256.New()
+	for _, image := range list {
+		for _, path := range slices.Sorted(maps.Keys(image.Files)) {
+			content, err := os.ReadFile(image.Files[path])
+			if err != nil {
+				return "", err
+			}
+			fmt.Fprintf(sum, "%s %s %d\n", image.Name, path, len(content))
+			sum.Write(content)
+		}
+	}
+	return fmt.Sprintf("%x", sum.Sum(nil)[:6]), nil
 }

@@ -71,10 +71,10 @@ func DefaultNodes() []cluster.Node {
 	}
 }
 
-// DefaultValues are the chart's values for DefaultNodes.
-func DefaultValues() map[string]any {
+// DefaultValues are the chart's values for DefaultNodes and images of the tag.
+func DefaultValues(tag string) map[string]any {
 	image := func(name string) map[string]any {
-		return map[string]any{"repository": ImagePrefix + name, "tag": ImageTag, "pullPolicy": "Never"}
+		return map[string]any{"repository": ImagePrefix + name, "tag": tag, "pullPolicy": "Never"}
 	}
 	return map[string]any{
 		"driver": map[string]any{
@@ -115,10 +115,11 @@ func Start(ctx context.Context, o Options) (*Testbed, error) {
 	if b.Client, err = c.Client(); err != nil {
 		return b, err
 	}
-	if err := b.loadImages(ctx); err != nil {
+	tag, err := b.loadImages(ctx)
+	if err != nil {
 		return b, err
 	}
-	return b, b.install(ctx, o.Values)
+	return b, b.install(ctx, tag, o.Values)
 }
 
 // startCluster builds what is missing in the cache and brings the cluster up.
@@ -161,7 +162,7 @@ func (b *Testbed) say(format string, args ...any) {
 
 // install installs or upgrades the chart and waits until its pods are ready and every node's
 // devices are published.
-func (b *Testbed) install(ctx context.Context, set []string) error {
+func (b *Testbed) install(ctx context.Context, tag string, set []string) error {
 	b.say("installing the chart")
 	root, err := product.Root()
 	if err != nil {
@@ -172,7 +173,7 @@ func (b *Testbed) install(ctx context.Context, set []string) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	values, err := yaml.Marshal(DefaultValues())
+	values, err := yaml.Marshal(DefaultValues(tag))
 	if err != nil {
 		return err
 	}
