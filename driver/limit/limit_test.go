@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sluice-gpu/sluice/cdi"
 	"github.com/sluice-gpu/sluice/driver/state"
 	"github.com/sluice-gpu/sluice/hook/account"
@@ -127,5 +129,50 @@ func TestTheLimitSaysWhatTheShareHolds(t *testing.T) {
 	}
 	if err := l.Files(t.TempDir(), state.Share{Device: "monitor", Cards: []string{"a", "b"}}, 0); err == nil {
 		t.Error("a limit for two cards")
+	}
+}
+
+// TestATenantCannotMakeItsShareLookUnused: the account is the tenant's to write.
+func TestATenantCannotMakeItsShareLookUnused(t *testing.T) {
+	const card = "GPU-a0000000-1111-2222-3333-000000000000"
+	l := &Limiter{}
+	dir := filepath.Join(t.TempDir(), "share")
+	if l.InUse(dir) {
+		t.Error("a share that is not there is in use")
+	}
+	if err := l.Files(dir, state.Share{MemoryMi: 256, Cards: []string{card}}, 0); err != nil {
+		t.Fatal(err)
+	}
+	name := filepath.Join(dir, account.AccountFile)
+	f, err := os.OpenFile(name, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lock := unix.Flock_t{Type: unix.F_WRLCK, Start: account.Slots - 1, Len: 1}
+	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock); err != nil {
+		t.Fatal(err)
+	}
+	for _, size := range []int64{0, 1 << 20} {
+		if err := f.Truncate(size); err != nil {
+			t.Fatal(err)
+		}
+		if !l.InUse(dir) {
+			t.Errorf("a process runs, its account has %d bytes, and the share counts as unused", size)
+		}
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if l.InUse(dir) {
+		t.Error("in use after the process has ended")
+	}
+	if err := os.Remove(name); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("/dev/null", name); err != nil {
+		t.Fatal(err)
+	}
+	if !l.InUse(dir) {
+		t.Error("what cannot be looked at counts as unused")
 	}
 }

@@ -1,13 +1,16 @@
 package plugin
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/sluice-gpu/sluice/driver/state"
 	"github.com/sluice-gpu/sluice/hook/account"
 )
 
@@ -50,6 +53,81 @@ func TestAClaimWhoseProcessesRunIsNotReleased(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.mustPrepare(n.claim("later", share{card: 0, memory: "60Gi"}))
+}
+
+// mount makes process pid of the node have a file mounted, as the kernel shows it.
+func (n *node) mount(pid int, file string) {
+	n.write(fmt.Sprintf("proc/%d/mountinfo", pid), fmt.Sprintf(`1370 1201 0:214 / / rw,relatime master:500 - overlay overlay rw,lowerdir=/l
+1395 1370 253:1 %s /somewhere rw,nosuid,nodev,noexec,relatime - ext4 /dev/vda1 rw
+`, file))
+}
+
+// D27: a container that has not begun to use CUDA, or whose account is damaged,
+// or that has no limit, will use the card all the same.
+func TestAClaimWhoseContainersRunIsNotReleased(t *testing.T) {
+	const plugin = "/kubelet/plugins/gpu.sluice.dev"
+	for name, tc := range map[string]struct {
+		share   share
+		enforce bool
+		mounted string
+	}{
+		"a slice":                    {share{card: 0, memory: "60Gi", id: "s"}, true, plugin + "/shares/uid-old/uid-old-" + device(0) + "-s/account"},
+		"a whole card":               {whole(0), true, plugin + "/shares/uid-old/uid-old-x/limit"},
+		"a slice, its files deleted": {share{card: 0, memory: "60Gi"}, true, plugin + "/shares/uid-old/uid-old-x/limit//deleted"},
+		"a slice without a limit":    {share{card: 0, memory: "60Gi"}, false, plugin + "/dra-device-metadata/team_old/r0/metadata.json"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, a100)
+			n.enforce = tc.enforce
+			c := n.instanceConfig()
+			c.ReconcileInterval = 1 << 40
+			c.Proc = n.path("proc")
+			n.mount(1, plugin+"/shares")
+			n.mount(77, tc.mounted)
+			n.mkdir("proc/self")
+			n.mkdir("proc/78") // has ended
+			d := n.startWith(c)
+			old := n.claim("old", tc.share)
+			d.mustPrepare(old)
+			accounts, _ := filepath.Glob(n.path("plugin/shares/uid-old/*/account"))
+			for _, a := range accounts {
+				if err := os.Truncate(a, 0); err != nil { // by the tenant
+					t.Fatal(err)
+				}
+			}
+			n.forget(old)
+			pass := func() func() {
+				var gone map[types.UID]state.Claim
+				return func() {
+					var err error
+					if gone, err = d.reconcile(t.Context(), gone); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}()
+			for range 3 {
+				pass()
+			}
+			d.refused(n.claim("next", share{card: 0, memory: "60Gi"}), "team/old")
+			if err := os.RemoveAll(n.path("proc/77")); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Rename(n.path("proc"), n.path("hidden")); err != nil {
+				t.Fatal(err)
+			}
+			pass()
+			if len(d.checkpoint().Claims) != 1 {
+				t.Fatal("released though nobody could see who uses it")
+			}
+			if err := os.Rename(n.path("hidden"), n.path("proc")); err != nil {
+				t.Fatal(err)
+			}
+			pass()
+			if len(d.checkpoint().Claims) != 0 {
+				t.Error("kept though no container has its files")
+			}
+		})
+	}
 }
 
 func TestSocketsOfKilledInstancesAreRemoved(t *testing.T) {
