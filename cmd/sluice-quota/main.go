@@ -11,7 +11,6 @@ import (
 	"k8s.io/component-base/version"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	crmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
@@ -107,7 +106,7 @@ func run(o options) error {
 			return err
 		}
 	}
-	if err := mgr.AddHealthzCheck("alive", healthz.Ping); err != nil {
+	if err := mgr.AddHealthzCheck("alive", c.Alive); err != nil {
 		return err
 	}
 	if err := mgr.AddReadyzCheck("ready", c.Ready); err != nil {

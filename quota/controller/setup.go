@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"sync/atomic"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	batchv1 "k8s.io/api/batch/v1"
@@ -48,6 +50,7 @@ func CacheOptions() cache.Options {
 type Controller struct {
 	core  *core
 	ready <-chan struct{}
+	pulse *pulse
 }
 
 // Ready is a readiness check: everything that the API shows has been taken in.
@@ -59,6 +62,35 @@ func (c *Controller) Ready(*http.Request) error {
 		return errors.New("the API's objects have not all been read yet")
 	}
 }
+
+// stuckAfter is how long nobody may get at the core before the process is
+// better started anew. Nothing under its lock takes longer than a second or so.
+const stuckAfter = time.Minute
+
+// pulse notes when the core could last be got at.
+type pulse struct{ last atomic.Int64 }
+
+func (p *pulse) watch(ctx context.Context, c *core, every time.Duration) {
+	p.last.Store(c.now().UnixNano())
+	go func() {
+		for ctx.Err() == nil {
+			c.mu.Lock()
+			p.last.Store(c.now().UnixNano())
+			c.mu.Unlock()
+			time.Sleep(every)
+		}
+	}()
+}
+
+func (p *pulse) check(now time.Time) error {
+	if still := now.Sub(time.Unix(0, p.last.Load())); still > stuckAfter {
+		return fmt.Errorf("nothing could be decided for %s: one computation does not end", still.Round(time.Second))
+	}
+	return nil
+}
+
+// Alive is a liveness check: it fails where one computation holds up all others.
+func (c *Controller) Alive(*http.Request) error { return c.pulse.check(c.core.now()) }
 
 // watched are the kinds that facts come from.
 func watched() []client.Object {
@@ -123,7 +155,9 @@ func Setup(ctx context.Context, mgr ctrl.Manager, cfg *config.QuotaConfiguration
 	if err != nil {
 		return nil, fmt.Errorf("claim controller: %w", err)
 	}
-	return &Controller{core: c, ready: ready}, nil
+	p := &pulse{}
+	p.watch(ctx, c, time.Second)
+	return &Controller{core: c, ready: ready, pulse: p}, nil
 }
 
 // String draws the queues and what they use, for people who look for a fault.

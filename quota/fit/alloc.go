@@ -7,6 +7,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/structured"
+
+	"github.com/sluice-gpu/sluice/quota/engine"
 )
 
 // features are those that a scheduler of the supported Kubernetes versions has
@@ -45,9 +47,10 @@ func take(state *structured.AllocatedState, r *resourceapi.DeviceRequestAllocati
 }
 
 // allocate asks the allocator for claims on one node, in a given state. It
-// returns nil where there is no room, and an error where the claims can be
-// served nowhere, such as a selector that fails.
-func (s *State) allocate(n *node, state structured.AllocatedState, claims []*resourceapi.ResourceClaim) ([]resourceapi.AllocationResult, error) {
+// returns nil where there is no room, errTooMany where the search was given up,
+// and another error where the claims can be served nowhere, such as a selector
+// that fails. The search is drawn from the allowance of a workload's namespace.
+func (s *State) allocate(id engine.WorkloadID, n *node, state structured.AllocatedState, claims []*resourceapi.ResourceClaim) ([]resourceapi.AllocationResult, error) {
 	if len(claims) == 0 {
 		return []resourceapi.AllocationResult{}, nil
 	}
@@ -55,8 +58,7 @@ func (s *State) allocate(n *node, state structured.AllocatedState, claims []*res
 	if len(s.shared) > 0 {
 		available = append(append([]*resourceapi.ResourceSlice{}, n.slices...), s.shared...)
 	}
-	ctx := context.Background()
-	a, err := structured.NewAllocator(ctx, features, state, s, available, s.cel)
+	a, err := structured.NewAllocator(context.Background(), features, state, s, available, s.cel)
 	if err != nil {
 		return nil, err
 	}
@@ -64,5 +66,7 @@ func (s *State) allocate(n *node, state structured.AllocatedState, claims []*res
 	if object == nil {
 		object = &corev1.Node{}
 	}
-	return a.Allocate(ctx, object, claims)
+	return s.search(namespaceOf(id), claims, func(ctx context.Context) ([]resourceapi.AllocationResult, error) {
+		return a.Allocate(ctx, object, claims)
+	})
 }

@@ -314,7 +314,7 @@ func TestANodesOwnStateGivesTheClustersAnswer(t *testing.T) {
 		for n := range nodes {
 			node := s.nodes[fmt.Sprintf("n%d", n)]
 			claim := []*resourceapi.ResourceClaim{{ObjectMeta: metav1.ObjectMeta{Name: "x", UID: "x"}, Spec: spec(rapid.Int64Range(0, 80).Draw(r, "ask"))}}
-			local, err := s.allocate(node, s.allocated(node, t), claim)
+			local, err := s.allocate("", node, s.allocated(node, t), claim)
 			if err != nil {
 				r.Fatal(err)
 			}
@@ -324,7 +324,7 @@ func TestANodesOwnStateGivesTheClustersAnswer(t *testing.T) {
 					take(&everything, &h.results[i])
 				}
 			}
-			global, err := s.allocate(node, everything, claim)
+			global, err := s.allocate("", node, everything, claim)
 			if err != nil {
 				r.Fatal(err)
 			}

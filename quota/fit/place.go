@@ -2,6 +2,7 @@ package fit
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -121,6 +122,7 @@ func (s *State) placeOne(id engine.WorkloadID, set *PodSet, a *engine.PodSetAssi
 	}
 	why := refusals{}
 	var accepted []*node
+	hard := 0
 	for _, n := range s.candidates(t) {
 		if fixed != "" && n.name != fixed {
 			why["a claim that it shares is on "+fixed]++
@@ -135,7 +137,11 @@ func (s *State) placeOne(id engine.WorkloadID, set *PodSet, a *engine.PodSetAssi
 			why[reason]++
 			continue
 		}
-		results, err := s.allocate(n, s.allocated(n, t), claims)
+		results, err := s.allocate(id, n, s.allocated(n, t), claims)
+		if errors.Is(err, errTooMany) {
+			hard++
+			continue
+		}
 		if err != nil {
 			return nil, &engine.NoRoom{Reason: strings.TrimSpace(err.Error())}
 		}
@@ -147,7 +153,11 @@ func (s *State) placeOne(id engine.WorkloadID, set *PodSet, a *engine.PodSetAssi
 		}
 		return &slot{workload: id, set: set.Name, node: n.name, requests: needs, results: results, claims: claims}, nil
 	}
-	return nil, s.noRoom(set, claims, accepted, why, t)
+	no := s.noRoom(set, claims, accepted, why, t)
+	if hard > 0 {
+		no.Reason, no.Holes = fmt.Sprintf("%s (%d of %d nodes were not searched to the end)", errTooMany, hard, len(accepted)), nil
+	}
+	return nil, no
 }
 
 // claimsOf lists the claims that still need devices for one pod, and the node

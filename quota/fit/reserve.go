@@ -154,7 +154,7 @@ func (s *State) again(promised *slot, set *PodSet, a *engine.PodSetAssignment, t
 	if err != nil || (fixed != "" && fixed != n.name) {
 		return nil
 	}
-	results, err := s.allocate(n, s.allocated(n, t), claims)
+	results, err := s.allocate(promised.workload, n, s.allocated(n, t), claims)
 	if err != nil || results == nil {
 		return nil
 	}
@@ -198,7 +198,7 @@ func (s *State) anyOrder(last *slot) bool {
 		t := &trial{without: held.without}
 		for _, kind := range order {
 			for _, sl := range kinds[kind] {
-				results, err := s.allocate(n, s.allocated(n, t), sl.claims)
+				results, err := s.allocate(last.workload, n, s.allocated(n, t), sl.claims)
 				if err != nil || results == nil {
 					ok = false
 					return false

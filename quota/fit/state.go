@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -44,6 +45,8 @@ type State struct {
 
 	flavors   map[engine.FlavorName]Flavor
 	workloads map[engine.WorkloadID]*workload
+
+	searching searching
 }
 
 type poolKey struct{ driver, pool string }
@@ -92,6 +95,7 @@ func New(policy Policy) *State {
 		pods:      map[types.UID]*podOnNode{},
 		flavors:   map[engine.FlavorName]Flavor{},
 		workloads: map[engine.WorkloadID]*workload{},
+		searching: searching{now: time.Now, tenants: map[string]*allowance{}},
 	}
 }
 
