@@ -2,6 +2,26 @@ package hook
 
 import "testing"
 
+// TestAProgramsOwnPoolGivesBackWhatItKeeps also where it is the only one: to a
+// report after its work was waited for, and before anything is refused.
+func TestAProgramsOwnPoolGivesBackWhatItKeeps(t *testing.T) {
+	n := newNode(t, 1, 80*gi, 0)
+	n.share("a", 0, gi, 0)
+	p := n.start(n.container("a", []int{0}, "a"))
+	p.want("init", "0")
+	p.want("retain 0", "0")
+	p.want("pool 0", "0")
+	p.want("alloc pool 900Mi 0", "0 #0")
+	p.want("free-async 0", "0")
+	p.want("alloc linear 1024Mi", "0 #1")
+	p.want("free 1", "0")
+	p.want("alloc pool 900Mi 0", "0 #2")
+	p.want("free-async 2", "0")
+	p.want("sync", "0")
+	p.want("info", "0 free 1024Mi+0 total 1024Mi")
+	p.end()
+}
+
 // TestAPoolIsNotTakenForOneThatIsGone: the driver gives handles out again, also
 // for pools that no wrapper sees made.
 func TestAPoolIsNotTakenForOneThatIsGone(t *testing.T) {

@@ -47,7 +47,6 @@ static bool settle(struct card *c, CUmemoryPool pool, uint64_t *reserved)
         card_force(c, now - before);
     else
         card_return(c, before - now);
-    __atomic_store_n(&c->has_pools, 1, __ATOMIC_RELAXED);
     return true;
 }
 
@@ -192,6 +191,7 @@ static CUresult undo(struct card *c, const struct order *o)
 static CUresult take_charged(struct card *c, const struct order *o, take_fn take)
 {
     uint64_t reserved, now, grows;
+    __atomic_store_n(&c->has_pools, 1, __ATOMIC_RELAXED);
     if (!settle(c, o->pool, &reserved))
         return CUDA_ERROR_NOT_SUPPORTED; /* a pool that cannot be accounted for */
     grows = to_units(growth(o->pool, reserved, o->bytes));
