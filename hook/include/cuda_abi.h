@@ -55,8 +55,18 @@ enum {
     CU_LIMIT_MALLOC_HEAP_SIZE = 2,
 };
 
-/* Virtual memory management. */
-enum { CU_MEM_LOCATION_TYPE_DEVICE = 1 };
+/* Virtual memory management. Later drivers know further locations. */
+enum {
+    CU_MEM_LOCATION_TYPE_NONE = 0, /* of managed memory: wherever it is used */
+    CU_MEM_LOCATION_TYPE_DEVICE = 1,
+    CU_MEM_LOCATION_TYPE_HOST = 2,
+    CU_MEM_LOCATION_TYPE_HOST_NUMA = 3,
+    CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT = 4,
+};
+enum {
+    CU_MEM_ALLOCATION_TYPE_PINNED = 1,
+    CU_MEM_ALLOCATION_TYPE_MANAGED = 2, /* moves to the card that uses it */
+};
 typedef struct {
     int type;
     int id;

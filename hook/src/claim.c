@@ -19,6 +19,34 @@ CUresult claim_card(struct claim *c, struct card *card, uint64_t bytes)
     return card_refuse(card);
 }
 
+static bool any_limited(void)
+{
+    for (uint32_t i = 0; i < process->cards; i++)
+        if (!process->card[i].whole)
+            return true;
+    return false;
+}
+
+CUresult claim_location(int kind, const CUmemLocation *location, struct card **card)
+{
+    bool host = location->type == CU_MEM_LOCATION_TYPE_HOST || location->type == CU_MEM_LOCATION_TYPE_HOST_NUMA ||
+                location->type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
+    CUdevice device;
+    *card = 0;
+    if (host && kind == CU_MEM_ALLOCATION_TYPE_PINNED)
+        return CUDA_SUCCESS;
+    if (location->type == CU_MEM_LOCATION_TYPE_DEVICE) {
+        *card = process_card(location->id); /* none: the driver will say so */
+        return CUDA_SUCCESS;
+    }
+    if (process->cards == 1)
+        *card = &process->card[0];
+    else if (kind == CU_MEM_ALLOCATION_TYPE_MANAGED && (host || location->type == CU_MEM_LOCATION_TYPE_NONE) &&
+             !REAL(cuCtxGetDevice)(&device))
+        *card = process_card(device);
+    return *card || !any_limited() ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
+}
+
 CUresult claim_begin(struct claim *c, uint64_t bytes)
 {
     CUcontext context = 0;

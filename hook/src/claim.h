@@ -32,6 +32,13 @@ CUresult claim_begin(struct claim *c, uint64_t bytes);
 /* For a given card, outside any context. */
 CUresult claim_card(struct claim *c, struct card *card, uint64_t bytes);
 
+/* The card that memory of a kind (CUmemAllocationType) at a location is charged
+ * to; 0 with SUCCESS: to none, it is the host's. Managed memory without a card of
+ * its own is charged to the current context's, as cuMemAllocManaged is; so is,
+ * where there is but one card, what this limiter does not know. NOT_SUPPORTED:
+ * it could be any card's. */
+CUresult claim_location(int kind, const CUmemLocation *location, struct card **card);
+
 /* Corrects the charge to what the driver took. False: no room for it. */
 bool claim_correct(struct claim *c, uint64_t bytes);
 

@@ -39,30 +39,33 @@ void graphs_settle(struct card *c, bool trim)
     c->graph_units = now;
 }
 
-/* Bytes by card that the nodes of a graph may take. */
-static void sum_nodes(CUgraph graph, uint64_t *bytes, int depth)
+/* Bytes by card that the nodes of a graph may take. Not SUCCESS: nobody knows
+ * of which card. */
+static CUresult sum_nodes(CUgraph graph, uint64_t *bytes, int depth)
 {
+    CUresult r = CUDA_SUCCESS;
     size_t n = 0;
     if (depth > MAX_DEPTH || REAL(cuGraphGetNodes)(graph, 0, &n) || !n)
-        return;
+        return CUDA_SUCCESS;
     CUgraphNode *nodes = calloc(n, sizeof *nodes);
     if (nodes && !REAL(cuGraphGetNodes)(graph, nodes, &n)) {
-        for (size_t i = 0; i < n; i++) {
+        for (size_t i = 0; !r && i < n; i++) {
             CUDA_MEM_ALLOC_NODE_PARAMS p;
             CUgraph child;
             int type = -1;
             REAL(cuGraphNodeGetType)(nodes[i], &type);
             if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && !REAL(cuGraphMemAllocNodeGetParams)(nodes[i], &p)) {
-                struct card *c = process_card(p.poolProps.location.id);
-                if (c && p.poolProps.location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
-                    __builtin_add_overflow(bytes[c - process->card], p.bytesize, &bytes[c - process->card]))
+                struct card *c;
+                r = claim_location(p.poolProps.allocType, &p.poolProps.location, &c);
+                if (c && __builtin_add_overflow(bytes[c - process->card], p.bytesize, &bytes[c - process->card]))
                     bytes[c - process->card] = SLUICE_MAX_BYTES;
             } else if (type == CU_GRAPH_NODE_TYPE_GRAPH && !REAL(cuGraphChildGraphNodeGetGraph)(nodes[i], &child)) {
-                sum_nodes(child, bytes, depth + 1);
+                r = sum_nodes(child, bytes, depth + 1);
             }
         }
     }
     free(nodes);
+    return r;
 }
 
 /* After the driver has instantiated: remembers what the graph may take. The
@@ -72,13 +75,12 @@ static CUresult instantiated(CUresult r, CUgraphExec *exec, CUgraph graph)
     if (r || !process->ready || !HAS(cuGraphMemAllocNodeGetParams))
         return r;
     uint64_t *bytes = calloc(process->cards, sizeof *bytes), all = 0;
-    if (bytes)
-        sum_nodes(graph, bytes, 0);
+    r = bytes ? sum_nodes(graph, bytes, 0) : CUDA_ERROR_OUT_OF_MEMORY;
     for (uint32_t i = 0; bytes && i < process->cards; i++)
         if (!process->card[i].whole)
             all |= bytes[i];
     struct entry e = {.key = (uintptr_t)*exec, .tag = (uintptr_t)bytes};
-    if (bytes && (!all || map_put(&process->execs, &e))) {
+    if (!r && (!all || map_put(&process->execs, &e))) {
         if (!all)
             free(bytes);
         return CUDA_SUCCESS;
@@ -86,7 +88,7 @@ static CUresult instantiated(CUresult r, CUgraphExec *exec, CUgraph graph)
     free(bytes);
     REAL(cuGraphExecDestroy)(*exec);
     *exec = 0;
-    return CUDA_ERROR_OUT_OF_MEMORY;
+    return r ? r : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static CUresult refused(void)

@@ -325,10 +325,15 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
     CUresult r = process_enter();
     if (r && r != CUDA_ERROR_NOT_INITIALIZED)
         return r;
+    bool attached = !r;
     r = REAL(cuMemPoolCreate)(pool, props);
-    if (r || !process->ready)
+    if (r || !attached)
         return r;
-    struct card *c = props->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? process_card(props->location.id) : 0;
+    struct card *c;
+    if ((r = claim_location(props->allocType, &props->location, &c))) {
+        REAL(cuMemPoolDestroy)(*pool);
+        return r;
+    }
     struct entry e = {
         .key = (uintptr_t)*pool,
         .tag = c && !c->whole ? LIMITED : NOT_LIMITED,

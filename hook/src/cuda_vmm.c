@@ -57,12 +57,13 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
                      unsigned long long flags)
 {
     struct claim c;
+    struct card *card;
     CUresult r = process_enter();
     if (r && r != CUDA_ERROR_NOT_INITIALIZED)
         return r;
-    if (r || !handle || !prop || prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+    if (r || !handle || !prop)
         return REAL(cuMemCreate)(handle, bytes, prop, flags);
-    if ((r = claim_card(&c, process_card(prop->location.id), bytes)))
+    if ((r = claim_location(prop->type, &prop->location, &card)) || (r = claim_card(&c, card, bytes)))
         return r;
     struct chunk *k = c.card ? malloc(sizeof *k) : 0;
     if (c.card && !k) {

@@ -162,11 +162,22 @@ static size_t size(const char *s)
     return n;
 }
 
+/* What pools, graphs and virtual memory are asked of, and where; see "at". */
+static int kind = CU_MEM_ALLOCATION_TYPE_PINNED, location = CU_MEM_LOCATION_TYPE_DEVICE;
+
+static int word(const char *s, const char *const *words, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (!strcmp(s, words[i]))
+            return i;
+    return -1;
+}
+
 /* A graph that allocates and frees. */
 static CUresult graph(struct thing *t, size_t bytes, int card)
 {
     CUDA_MEM_ALLOC_NODE_PARAMS params = {
-        .poolProps = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, card}},
+        .poolProps = {.allocType = kind, .location = {location, card}},
         .bytesize = bytes,
     };
     CUgraph g;
@@ -198,7 +209,7 @@ static CUresult captured(struct thing *t, size_t bytes)
 
 static CUresult allocate(struct thing *t, const char *family, size_t bytes, int arg)
 {
-    CUmemAllocationProp prop = {.type = 1, .requestedHandleTypes = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, arg}};
+    CUmemAllocationProp prop = {.type = kind, .requestedHandleTypes = 1, .location = {location, arg}};
     size_t pitch;
     memset(t, 0, sizeof *t);
     snprintf(t->family, sizeof t->family, "%s", family);
@@ -386,8 +397,14 @@ static void obey(char *line)
         r = p_cuMemUnmap(things[NUMBER(1)].ptr, things[NUMBER(1)].bytes);
     else if (IS("keep")) /* keep THING: a further handle by its address */
         r = p_cuMemRetainAllocationHandle(&things[NUMBER(1)].handle, (void *)(uintptr_t)(things[NUMBER(1)].ptr + 4096));
-    else if (IS("pool")) {
-        CUmemPoolProps props = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, NUMBER(1)}};
+    else if (IS("at")) { /* at KIND LOCATION: of pools, graphs and vmm from now on */
+        static const char *const kinds[] = {"none", "pinned", "managed"};
+        static const char *const locations[] = {"none", "device", "host", "numa", "numa-current", "invisible", "later"};
+        kind = word(a[1], kinds, 3);
+        location = word(a[2], locations, 7);
+        r = 0;
+    } else if (IS("pool")) {
+        CUmemPoolProps props = {.allocType = kind, .location = {location, NUMBER(1)}};
         r = p_cuMemPoolCreate(&pools[n_pools], &props);
         n_pools += !r;
     } else if (IS("pool-default")) { /* pool-default DEVICE: the one that the driver made */

@@ -147,7 +147,10 @@ CU_API CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph g, const CUgra
 	if (r)
 		return r;
 	p->dptr = a->ptr;
-	return cu_graph_add(g, CU_GRAPH_NODE_TYPE_MEM_ALLOC, 0, a, node);
+	r = cu_graph_add(g, CU_GRAPH_NODE_TYPE_MEM_ALLOC, 0, a, node);
+	if (!r)
+		(*node)->place = p->poolProps;
+	return r;
 }
 
 CU_API CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS *p)
@@ -162,6 +165,8 @@ CU_API CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NO
 	*p = (CUDA_MEM_ALLOC_NODE_PARAMS){ .bytesize = node->mem->size, .dptr = node->mem->ptr };
 	p->poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
 	p->poolProps.location = (CUmemLocation){ CU_MEM_LOCATION_TYPE_DEVICE, dev };
+	if (node->place.allocType)
+		p->poolProps = node->place;
 	return CUDA_SUCCESS;
 }
 

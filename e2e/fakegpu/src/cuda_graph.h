@@ -9,6 +9,7 @@ struct CUgraphNode_st {
 	CUgraphNodeType type;
 	uint64_t ns;
 	struct alloc *mem;       /* of an alloc node, or what a free node frees */
+	CUmemPoolProps place;    /* of an alloc node, as it was asked for */
 	struct CUgraphNode_st *next;
 };
 

@@ -81,7 +81,7 @@ static bool grow(struct CUmemPoolHandle_st *p, uint64_t used)
 			want = p->max;
 		if (want < used)
 			return false;
-		if (fg_mem_take(&fg_p->fg, p->card, want - p->reserved)) {
+		if (p->card < 0 || fg_mem_take(&fg_p->fg, p->card, want - p->reserved)) {
 			p->reserved = want;
 			if (p->reserved > p->reserved_high)
 				p->reserved_high = p->reserved;
@@ -97,7 +97,8 @@ static void shrink(struct CUmemPoolHandle_st *p, uint64_t keep)
 	uint64_t target = keep > least ? keep : least;
 
 	if (target < p->reserved) {
-		fg_mem_give(&fg_p->fg, p->card, p->reserved - target);
+		if (p->card >= 0)
+			fg_mem_give(&fg_p->fg, p->card, p->reserved - target);
 		p->reserved = target;
 	}
 }
@@ -214,6 +215,28 @@ CU_API CUresult cuMemFreeAsync_ptsz(CUdeviceptr ptr, CUstream s)
 
 /* ---- pools as objects ---- */
 
+/* The card that a pool takes memory from; -1: none, it is the host's. Managed
+ * memory without a card of its own is taken from that of the context that is
+ * current when its pool is made. */
+static CUresult pool_place(const CUmemPoolProps *props, int *card)
+{
+	const int where = props->location.type;
+	const bool host = where == CU_MEM_LOCATION_TYPE_HOST || where == CU_MEM_LOCATION_TYPE_HOST_NUMA;
+	CUcontext c;
+
+	*card = -1;
+	if (props->allocType != CU_MEM_ALLOCATION_TYPE_PINNED && props->allocType != CU_MEM_ALLOCATION_TYPE_MANAGED)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (where == CU_MEM_LOCATION_TYPE_DEVICE)
+		return cu_device_card(props->location.id, card);
+	if (props->allocType == CU_MEM_ALLOCATION_TYPE_PINNED)
+		return host ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	if (!host && where != CU_MEM_LOCATION_TYPE_INVALID)
+		return CUDA_ERROR_INVALID_VALUE;
+	*card = cu_current(&c) ? 0 : c->card;
+	return CUDA_SUCCESS;
+}
+
 CU_API CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
 {
 	int card;
@@ -221,10 +244,9 @@ CU_API CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
 
 	if (r)
 		return r;
-	if (!pool || !props || props->allocType != CU_MEM_ALLOCATION_TYPE_PINNED ||
-	    props->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+	if (!pool || !props)
 		return CUDA_ERROR_INVALID_VALUE;
-	r = cu_device_card(props->location.id, &card);
+	r = pool_place(props, &card);
 	if (r)
 		return r;
 	cu_lock();

@@ -26,7 +26,7 @@ CU_API CUresult cuMemPoolExportToShareableHandle(void *out, CUmemoryPool pool, C
 
 	if (r)
 		return r;
-	if (!out || !pool || pool->magic != M_POOL || pool->is_default || flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+	if (!out || !pool || pool->magic != M_POOL || pool->card < 0 || pool->is_default || flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
 		return CUDA_ERROR_INVALID_VALUE;
 	t.client = fg_p->fg.client;
 	t.card = (uint64_t)pool->card;
