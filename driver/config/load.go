@@ -108,11 +108,13 @@ func Validate(c *DriverConfiguration) field.ErrorList {
 		}
 		switch g.Mode {
 		case Dynamic:
-			errs = append(errs, validateDynamic(g, at)...)
+			errs = append(errs, validateUncut(g, at, "each claim names its size")...)
+		case Whole:
+			errs = append(errs, validateUncut(g, at, "every claim gets all of a card")...)
 		case Fixed:
 			errs = append(errs, validateFixed(g, at)...)
 		default:
-			errs = append(errs, field.NotSupported(at.Child("mode"), g.Mode, []Mode{Dynamic, Fixed}))
+			errs = append(errs, field.NotSupported(at.Child("mode"), g.Mode, []Mode{Dynamic, Fixed, Whole}))
 		}
 	}
 	return errs
@@ -145,13 +147,14 @@ func validateDeviceSelector(s DeviceSelector, at *field.Path) field.ErrorList {
 	return nil
 }
 
-func validateDynamic(g NodeGroup, at *field.Path) field.ErrorList {
+func validateUncut(g NodeGroup, at *field.Path, instead string) field.ErrorList {
 	var errs field.ErrorList
+	reason := fmt.Sprintf("belongs to mode fixed; in mode %s %s", g.Mode, instead)
 	if g.Slices != 0 {
-		errs = append(errs, field.Invalid(at.Child("slices"), g.Slices, "belongs to mode fixed; in mode dynamic each claim names its size"))
+		errs = append(errs, field.Invalid(at.Child("slices"), g.Slices, reason))
 	}
 	if g.Memory != "" {
-		errs = append(errs, field.Invalid(at.Child("memory"), g.Memory, "belongs to mode fixed; in mode dynamic each claim names its size"))
+		errs = append(errs, field.Invalid(at.Child("memory"), g.Memory, reason))
 	}
 	return errs
 }

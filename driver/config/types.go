@@ -39,7 +39,7 @@ type NodeGroup struct {
 	// DeviceSelector picks among the cards of such a node. Absent: all.
 	DeviceSelector *DeviceSelector `json:"deviceSelector,omitempty"`
 
-	// Mode is dynamic or fixed. Default dynamic.
+	// Mode is dynamic, fixed or whole. Default dynamic.
 	Mode Mode `json:"mode,omitempty"`
 
 	// Slices is the number of equal parts a card is cut into. Required in
@@ -73,6 +73,8 @@ const (
 	// Fixed cuts every card into equal slices; a claim that names no size
 	// gets one slice.
 	Fixed Mode = "fixed"
+	// Whole gives a card to one claim, whatever size it names.
+	Whole Mode = "whole"
 )
 
 // Auto is the Memory value that divides a card's usable memory evenly.

@@ -29,7 +29,8 @@ type Card struct {
 	Group string
 	// MemoryMi is the memory that can be given out.
 	MemoryMi int64
-	// SliceMi is the size of each slice in mode fixed, 0 in mode dynamic.
+	// SliceMi is the size of each slice in mode fixed, all of the card in mode
+	// whole, 0 in mode dynamic.
 	SliceMi int64
 	// DefaultCores is the guarantee of a claim that names none.
 	DefaultCores int64
@@ -119,7 +120,11 @@ func (c *Card) cut(group config.NodeGroup) error {
 	case c.MIG:
 		c.Unfit = &Unfit{Key: "mig-mode", Reason: "the card is in MIG mode, in which it cannot be shared as a whole"}
 	}
-	if group.Mode != config.Fixed {
+	switch group.Mode {
+	case config.Whole:
+		c.SliceMi, c.MemoryMi = usable, usable
+		return nil
+	case config.Dynamic:
 		c.MemoryMi = usable
 		return nil
 	}
