@@ -8,7 +8,8 @@ import (
 )
 
 // BornWith is the ticket of a claim that the scheduler is about to make for the
-// extended resources of a pod, nil if the pod is not admitted. The webhook asks
+// extended resources of a pod, nil if the pod is not admitted, an error if its
+// admission does not pay for the claim. The webhook asks
 // it in whichever replica it runs: the answer follows from what the API shows.
 func (c *Controller) BornWith(claim *resourceapi.ResourceClaim) (*ticket.Ticket, error) {
 	owner := metav1.GetControllerOf(claim)
@@ -40,5 +41,7 @@ func (c *Controller) BornWith(claim *resourceapi.ResourceClaim) (*ticket.Ticket,
 	if !entitled {
 		return nil, nil
 	}
-	return core.ticketFor(claim.Spec.Devices, wl, setOf(a, pod.set), node, pod.uid)
+	// The claim has no UID yet, and whether it is made in the end is not told
+	// here: the ticket counts under its pod until the claim is seen.
+	return core.ticketFor(claimRequest{claim: pod.uid, slot: pod.uid, devices: claim.Spec.Devices}, wl, a, pod.set, node)
 }

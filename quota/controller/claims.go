@@ -87,6 +87,9 @@ func (r *claimReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl
 	case errors.As(err, new(*noRoomError)):
 		r.event(claim, corev1.EventTypeWarning, "NoRoom", "Admitted by ClusterQueue %s, but waits for room: %s", a.ClusterQueue, err)
 		return ctrl.Result{RequeueAfter: gateRetry}, nil
+	case errors.As(err, new(*overError)):
+		r.event(claim, corev1.EventTypeWarning, "TicketRefused", "No ticket: %s", err)
+		return ctrl.Result{RequeueAfter: gateRetry}, nil
 	case apierrors.IsConflict(err):
 		return ctrl.Result{RequeueAfter: recheck}, nil
 	}
@@ -192,15 +195,14 @@ func (r *claimReconciler) leave(ctx context.Context, claim *resourceapi.Resource
 }
 
 func (r *claimReconciler) open(ctx context.Context, claim *resourceapi.ResourceClaim, wl *kueue.Workload, a *kueue.Admission) error {
-	given := setOf(a, mainSet)
-	if given == nil {
+	if setOf(a, mainSet) == nil {
 		return nil
 	}
 	node, err := r.placeClaim(claim.UID, wl)
 	if err != nil {
 		return err
 	}
-	return r.issue(ctx, claim, wl, given, node, claim.UID)
+	return r.issue(ctx, claim, wl, a, mainSet, node, claim.UID)
 }
 
 func (r *claimReconciler) placeClaim(uid types.UID, wl *kueue.Workload) (string, error) {

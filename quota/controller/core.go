@@ -33,6 +33,8 @@ type core struct {
 	templates map[types.NamespacedName]*resourceapi.ResourceClaimTemplate
 	claims    map[types.NamespacedName]*resourceapi.ResourceClaim
 	charges   map[engine.WorkloadID]map[types.UID]types.NamespacedName
+	// writing are tickets that charges does not show yet.
+	writing map[engine.WorkloadID]map[types.UID]spend
 	// claimsOf are the claims that were made for a pod alone.
 	claimsOf map[types.UID]map[types.NamespacedName]*resourceapi.ResourceClaim
 	pods     map[types.UID]*podFact
@@ -58,6 +60,8 @@ type work struct {
 	object *kueue.Workload
 	// told says that the engine knows it, placed that room was looked for.
 	told, placed bool
+	// asked is what one pod of each set asks for, as it was admitted.
+	asked map[string][]resourceapi.DeviceClaim
 	// admit and evict are decisions that are not written yet.
 	admit *engine.Admit
 	evict *engine.Evict
@@ -91,6 +95,7 @@ func newCore(c *config.QuotaConfiguration) *core {
 		templates: map[types.NamespacedName]*resourceapi.ResourceClaimTemplate{},
 		claims:    map[types.NamespacedName]*resourceapi.ResourceClaim{},
 		charges:   map[engine.WorkloadID]map[types.UID]types.NamespacedName{},
+		writing:   map[engine.WorkloadID]map[types.UID]spend{},
 		claimsOf:  map[types.UID]map[types.NamespacedName]*resourceapi.ResourceClaim{},
 		pods:      map[types.UID]*podFact{},
 		podsOf:    map[engine.WorkloadID]map[types.UID]*podFact{},

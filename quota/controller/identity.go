@@ -35,19 +35,19 @@ const mainSet = "main"
 
 // podWorkload says which workload a pod says it belongs to, and which pod set.
 // Whether that is true is for podFact.belongs to say. "" is a pod that no budget
-// governs.
+// governs. A job's pods follow from the job that owns them: labels, which
+// tenants may set when they make a pod, only tell apart the sets of kinds that
+// have several.
 func podWorkload(p *corev1.Pod) (engine.WorkloadID, string) {
 	owner := metav1.GetControllerOf(p)
-	if owner != nil && jobs.Find(owner.APIVersion, owner.Kind) != nil {
-		if name := p.Labels[WorkloadLabel]; name != "" {
-			set := p.Labels[PodSetLabel]
-			if set == "" {
-				set = mainSet
+	if owner != nil {
+		if kind := jobs.Find(owner.APIVersion, owner.Kind); kind != nil {
+			set := kind.Templates[0].Name
+			if l := p.Labels[PodSetLabel]; l != "" && len(kind.Templates) > 1 {
+				set = l
 			}
-			return workloadID(p.Namespace, name), set
+			return workloadID(p.Namespace, workloadName(owner.Kind, owner.Name, owner.UID)), set
 		}
-		// A pod that slipped in from a job whose template has no label yet.
-		return workloadID(p.Namespace, workloadName(owner.Kind, owner.Name, owner.UID)), mainSet
 	}
 	if p.Labels[QueueLabel] == "" {
 		return "", ""

@@ -6,6 +6,8 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -57,6 +59,13 @@ func (r *jobReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 	suspended := r.kind.Suspended(job)
 	switch {
 	case run && suspended:
+		why, err := r.outgrows(job, wl, a)
+		if err != nil {
+			return ctrl.Result{}, err
+		}
+		if why != "" {
+			return ctrl.Result{}, ignoreConflict(r.again(ctx, job, wl, why))
+		}
 		return ctrl.Result{}, ignoreConflict(r.start(ctx, job, wl, a))
 	case !run && !suspended:
 		return ctrl.Result{}, ignoreConflict(r.stop(ctx, job, wl))
@@ -105,6 +114,37 @@ func (r *jobReconciler) workloadOf(ctx context.Context, job *unstructured.Unstru
 		}
 	}
 	return r.workload(ctx, w)
+}
+
+// outgrows says why the job may not start on what was admitted: its templates,
+// or the claim templates that they name, ask for more now. "" if it may.
+func (r *jobReconciler) outgrows(job *unstructured.Unstructured, wl *kueue.Workload, a *kueue.Admission) (string, error) {
+	sets, err := r.kind.PodSets(job)
+	if err != nil {
+		return "", err
+	}
+	for i := range sets {
+		if why := r.outgrown(wl, a, sets[i].Name, sets[i].Count, &sets[i].Template.Spec); why != "" {
+			return why, nil
+		}
+	}
+	return "", nil
+}
+
+// again gives an admission back that the job has outgrown before it started: it
+// is priced anew and waits in its queue.
+func (r *jobReconciler) again(ctx context.Context, job *unstructured.Unstructured, wl *kueue.Workload, why string) error {
+	wl = wl.DeepCopy()
+	message := "The job was changed after it was admitted: " + why
+	for kind, status := range map[string]metav1.ConditionStatus{kueue.WorkloadEvicted: metav1.ConditionTrue, kueue.WorkloadAdmitted: metav1.ConditionFalse} {
+		meta.SetStatusCondition(&wl.Status.Conditions, metav1.Condition{Type: kind, Status: status, Reason: "Outgrown", Message: message, ObservedGeneration: wl.Generation})
+	}
+	if err := r.client.Status().Update(ctx, wl, client.FieldOwner(FieldOwner)); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	r.saw(wl.DeepCopy())
+	r.event(job, corev1.EventTypeWarning, "Outgrown", "Not started: %s; it waits for another admission", why)
+	return nil
 }
 
 // start lets the job go: in one update its templates get the flavors' labels

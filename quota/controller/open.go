@@ -3,11 +3,14 @@ package controller
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -36,12 +39,18 @@ func (r *podReconciler) open(ctx context.Context, pod *corev1.Pod, wl *kueue.Wor
 		// It has what it needs and is about to be bound.
 		return nil
 	}
+	if err := r.affordable(pod, wl, a, set, claims); err != nil {
+		return err
+	}
 	node, err := r.placePod(pod, wl, a, set)
 	if err != nil {
 		return err
 	}
 	for _, claim := range claims {
-		if err := r.issue(ctx, claim, wl, given, node, pod.UID); err != nil {
+		if err := r.issue(ctx, claim, wl, a, set, node, pod.UID); err != nil {
+			if errors.As(err, new(*overError)) {
+				r.placeLost(workloadID(wl.Namespace, wl.Name), pod.UID)
+			}
 			return err
 		}
 	}
@@ -61,6 +70,43 @@ func (r *podReconciler) open(ctx context.Context, pod *corev1.Pod, wl *kueue.Wor
 		return nil
 	}
 	return r.ungate(ctx, pod, given)
+}
+
+// affordable asks, before a pod takes a place, whether its admission pays for
+// all that it lacks, the claim for its extended resources included, which only
+// the scheduler makes.
+func (r *podReconciler) affordable(pod *corev1.Pod, wl *kueue.Workload, a *kueue.Admission, set string, claims []*resourceapi.ResourceClaim) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var asks []claimRequest
+	for _, claim := range claims {
+		// What has its ticket counts among those of the pod.
+		if claim.Status.Allocation == nil && !ticket.Has(claim.Annotations) {
+			asks = append(asks, claimRequest{claim: claim.UID, slot: pod.UID, devices: claim.Spec.Devices})
+		}
+	}
+	if extended, _ := pricing.ExtendedResources(&pod.Spec, r.fit.Classes()); extended != nil && pod.Status.ExtendedResourceClaimStatus == nil && !r.born(pod.UID) {
+		asks = append(asks, claimRequest{claim: pod.UID, slot: pod.UID, devices: *extended})
+	}
+	var sum pricing.Price
+	for _, ask := range asks {
+		price, err := r.afford(wl, a, set, ask, sum)
+		if err != nil {
+			return err
+		}
+		sum = sum.Add(price)
+	}
+	return nil
+}
+
+// born says whether the scheduler has made its claim for a pod.
+func (c *core) born(pod types.UID) bool {
+	for _, claim := range c.claimsOf[pod] {
+		if claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation] == "true" {
+			return true
+		}
+	}
+	return false
 }
 
 // ungate removes the gate and adds what the flavors need, in one update that
@@ -172,16 +218,19 @@ func (c *core) entitled(id engine.WorkloadID, wl *kueue.Workload, set string, ui
 }
 
 // issue writes the ticket of one claim, on the version that was seen without an
-// allocation.
-func (s *sources) issue(ctx context.Context, claim *resourceapi.ResourceClaim, wl *kueue.Workload, given *kueue.PodSetAssignment, node string, slot types.UID) error {
+// allocation. *overError if the admission does not pay for it.
+func (s *sources) issue(ctx context.Context, claim *resourceapi.ResourceClaim, wl *kueue.Workload, a *kueue.Admission, set, node string, slot types.UID) error {
 	if claim.Status.Allocation != nil {
 		return nil
 	}
-	t, err := s.ticketFor(claim.Spec.Devices, wl, given, node, slot)
+	ask := claimRequest{claim: claim.UID, slot: slot, devices: claim.Spec.Devices}
+	t, err := s.ticketFor(ask, wl, a, set, node)
 	if err != nil || t == nil {
 		return err
 	}
+	id := workloadID(wl.Namespace, wl.Name)
 	if old, err := ticket.Read(claim.Annotations); err == nil && old != nil && old.Equal(*t) {
+		s.written(id, ask)
 		return nil
 	}
 	claim = claim.DeepCopy()
@@ -192,38 +241,43 @@ func (s *sources) issue(ctx context.Context, claim *resourceapi.ResourceClaim, w
 	}
 	maps.Copy(claim.Annotations, t.Annotations())
 	if err := s.client.Update(ctx, claim, client.FieldOwner(FieldOwner)); err != nil {
+		if apierrors.ReasonForError(err) != metav1.StatusReasonUnknown && !apierrors.IsTimeout(err) && !apierrors.IsServerTimeout(err) && !apierrors.IsInternalError(err) {
+			// Refused for certain. Otherwise it may have been written, and counts
+			// until that is known.
+			s.written(id, ask)
+		}
 		return err
 	}
 	s.metrics.tickets.Inc()
 	s.saw(claim)
+	s.written(id, ask)
 	return nil
 }
 
-// ticketFor is the ticket of a claim under an admission; nil for claims that
-// cost nothing.
-func (c *core) ticketFor(claim resourceapi.DeviceClaim, wl *kueue.Workload, given *kueue.PodSetAssignment, node string, slot types.UID) (*ticket.Ticket, error) {
+// written ends the time in which a ticket counts although no claim shows it.
+func (c *core) written(id engine.WorkloadID, ask claimRequest) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	flavor := string(given.Flavors[pricing.ResourceDevices])
-	if flavor == "" {
-		flavor = string(given.Flavors[pricing.ResourceMemory])
-	}
-	if flavor == "" {
-		flavor = string(given.Flavors[pricing.ResourceCores])
-	}
-	if flavor == "" {
-		// Nothing was charged for devices, so none are given.
-		return nil, nil
-	}
-	p, err := c.price(flavor, []resourceapi.DeviceClaim{claim})
-	if err != nil || p.IsZero() {
+	c.unspend(id, ask.claim)
+}
+
+// ticketFor is the ticket of a claim under an admission; nil for claims that
+// cost nothing. From here on it counts as given: call written when the claim
+// shows it or it is sure that it was not written.
+func (c *core) ticketFor(ask claimRequest, wl *kueue.Workload, a *kueue.Admission, set, node string) (*ticket.Ticket, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	price, err := c.afford(wl, a, set, ask, pricing.Price{})
+	if err != nil || price.IsZero() {
 		return nil, err
 	}
+	id := workloadID(wl.Namespace, wl.Name)
+	c.spending(id, ask, price)
 	return &ticket.Ticket{
 		Workload:  wl.Name,
-		Price:     p,
-		Pools:     c.pools(flavor, node),
-		Exclusive: c.fit.Exclusive(workloadID(wl.Namespace, wl.Name), slot, pricing.DriverName),
+		Price:     price,
+		Pools:     c.pools(deviceFlavor(setOf(a, set)), node),
+		Exclusive: c.fit.Exclusive(id, ask.slot, pricing.DriverName),
 	}, nil
 }
 

@@ -74,6 +74,7 @@ func (r *podReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 		r.nudges.forget(req.NamespacedName)
 		return ctrl.Result{}, nil
 	}
+	var over *overError
 	switch err := r.open(ctx, pod, wl, a, set); {
 	case errors.Is(err, errWait):
 		return ctrl.Result{RequeueAfter: recheck}, nil
@@ -81,6 +82,13 @@ func (r *podReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 		r.metrics.noRoom.WithLabelValues(string(a.ClusterQueue)).Inc()
 		r.event(pod, corev1.EventTypeWarning, "NoRoom", "Admitted by ClusterQueue %s, but the gate stays closed: %s", a.ClusterQueue, err)
 		return ctrl.Result{RequeueAfter: gateRetry}, nil
+	case errors.As(err, &over):
+		kind, reason, after := corev1.EventTypeWarning, "TicketRefused", gateRetry
+		if over.passing {
+			kind, reason, after = corev1.EventTypeNormal, "TicketWaits", recheck
+		}
+		r.event(pod, kind, reason, "No ticket: %s", over)
+		return ctrl.Result{RequeueAfter: after}, nil
 	case apierrors.IsConflict(err):
 		return ctrl.Result{RequeueAfter: 50 * time.Millisecond}, nil
 	case err != nil:

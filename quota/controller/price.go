@@ -52,6 +52,9 @@ func (c *core) tellEngine(w *work) {
 	if wl.DeletionTimestamp != nil {
 		ask.Hold = "it is being deleted"
 	}
+	if w.asked == nil || wl.Status.Admission == nil && w.admit == nil {
+		c.remember(w, wl)
+	}
 	var places []fit.PodSet
 	for i := range wl.Spec.PodSets {
 		set := &wl.Spec.PodSets[i]
