@@ -144,6 +144,23 @@ func TestTheDevicesHeapIsChargedOnceWhateverWasFreedBefore(t *testing.T) {
 	p.end()
 }
 
+// TestAHeapThatTheDriverRefusesChangesNoCharge: the share would have room.
+func TestAHeapThatTheDriverRefusesChangesNoCharge(t *testing.T) {
+	n := newNode(t, 1, gi, 0)
+	n.share("a", 0, 4*gi, 0)
+	p := n.start(n.container("a", []int{0}, "a"))
+	p.want("init", "0")
+	p.want("retain 0", "0")
+	for _, had := range []uint64{0, 100 * mi} {
+		p.want("heap 2Gi", "2")
+		if u := n.usage("a"); u.Memory != had {
+			t.Errorf("charged %d MiB, want %d", u.Memory/mi, had/mi)
+		}
+		p.want("heap 100Mi", "0")
+	}
+	p.end()
+}
+
 func TestAContextThatDoesNotFitIsRefused(t *testing.T) {
 	n := newNode(t, 1, 80*gi, 300*mi)
 	n.share("a", 0, 500*mi, 300*mi)

@@ -292,10 +292,11 @@ CU_API CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
 CU_API CUresult cuCtxSetLimit(CUlimit limit, size_t value)
 {
 	CUcontext c;
+	CUresult r = cu_current(&c);
 
-	(void)limit;
-	(void)value;
-	return cu_current(&c);
+	if (!r && limit == CU_LIMIT_MALLOC_HEAP_SIZE && value > fg_usable(&fg_p->fg.node.card[c->card]))
+		r = CUDA_ERROR_OUT_OF_MEMORY;
+	return r;
 }
 
 CU_API CUresult cuCtxGetLimit(size_t *value, CUlimit limit)
