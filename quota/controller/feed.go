@@ -119,13 +119,20 @@ func (c *core) sawWorkload(o *kueue.Workload) {
 	if !sameAsk(w.object, o) {
 		c.dirty[id] = struct{}{}
 	}
+	before := w.object
 	w.object = o
 	c.tell(id)
+	c.followRelease(w, before)
 	if o.Status.Admission == nil || conditionTrue(o, kueue.WorkloadFinished) && !c.holds(id) {
 		return
 	}
-	if _, held := c.engine.Holding(id); held && w.admit == nil && !conditionTrue(o, kueue.WorkloadEvicted) {
+	leaves := conditionTrue(o, kueue.WorkloadEvicted)
+	if _, held := c.engine.Holding(id); held && w.admit == nil && !leaves && sameGrant(before, o) {
 		return
+	}
+	if w.evict == nil && !leaves {
+		// An eviction that the engine may remember is not in the API.
+		c.engine.Apply(engine.EvictionFailed{ID: id})
 	}
 	at := o.CreationTimestamp
 	for i := range o.Status.Conditions {
@@ -141,6 +148,28 @@ func (c *core) sawWorkload(o *kueue.Workload) {
 		Reserved:   !conditionTrue(o, kueue.WorkloadAdmitted),
 		Evicting:   conditionTrue(o, kueue.WorkloadEvicted) || conditionTrue(o, kueue.WorkloadFinished),
 	})
+}
+
+// followRelease tells the engine that quota is free which it counts as held, if
+// the API has shown it as reserved and does not any more. The leader released
+// it, which may have been another replica than this one. An admission of our
+// own that is not written yet is not touched, nor is a Workload that was made
+// again: what it admitted may be in use.
+func (c *core) followRelease(w *work, before *kueue.Workload) {
+	if before == nil || before.UID != w.object.UID || before.Status.Admission == nil || w.admit != nil {
+		return
+	}
+	// A watch that was broken may have missed the version in between.
+	again := conditionTrue(before, kueue.WorkloadEvicted) && !conditionTrue(w.object, kueue.WorkloadEvicted)
+	if w.object.Status.Admission == nil || again {
+		c.released(w.id)
+	}
+}
+
+// sameGrant says whether two versions of a Workload were given the same.
+func sameGrant(a, b *kueue.Workload) bool {
+	return a != nil && equality.Semantic.DeepEqual(a.Status.Admission, b.Status.Admission) &&
+		conditionTrue(a, kueue.WorkloadEvicted) == conditionTrue(b, kueue.WorkloadEvicted)
 }
 
 // sameAsk says whether two versions of a Workload differ in nothing that the

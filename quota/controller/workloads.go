@@ -187,7 +187,8 @@ func (r *workloads) release(ctx context.Context, wl *kueue.Workload, id engine.W
 	busy := r.holds(id)
 	r.mu.Unlock()
 	if busy {
-		return ctrl.Result{RequeueAfter: recheck}, nil
+		s := &sources{core: r.core, client: r.client, recorder: r.recorder, metrics: r.metrics}
+		return ctrl.Result{RequeueAfter: recheck}, s.clearOut(ctx, r.live, wl)
 	}
 	if charged, err := r.charged(ctx, wl); err != nil || charged {
 		return ctrl.Result{RequeueAfter: recheck}, err
@@ -198,13 +199,8 @@ func (r *workloads) release(ctx context.Context, wl *kueue.Workload, id engine.W
 	r.set(wl, kueue.WorkloadAdmitted, metav1.ConditionFalse, kueue.WorkloadAdmittedReasonNoReservation, "No quota is reserved")
 	r.set(wl, kueue.WorkloadEvicted, metav1.ConditionFalse, "Released", "All that it used is free")
 	r.set(wl, kueue.WorkloadRequeued, metav1.ConditionTrue, "Released", "It waits in its queue again")
-	if err := r.write(ctx, wl); err != nil {
-		return ctrl.Result{}, err
-	}
-	r.mu.Lock()
-	r.released(id)
-	r.mu.Unlock()
-	return ctrl.Result{}, nil
+	// The engine learns of it from the result, like every other replica.
+	return ctrl.Result{}, r.write(ctx, wl)
 }
 
 // charged looks past the caches for claims with a ticket of the workload, where
