@@ -180,49 +180,66 @@ func (f *files) removeMetadata(c state.Claim) error {
 const metadataPrefix = driver.Name + "_metadata_"
 
 // sweep removes files of claims that the checkpoint does not have and returns
-// the UIDs of those with files of our own.
-func (f *files) sweep(cp *state.Checkpoint) ([]types.UID, error) {
-	found := map[types.UID]bool{}
-	metadata := map[string]bool{}
-	for _, c := range cp.Claims {
-		metadata[c.Namespace+"_"+c.Name] = true
-	}
-	var errs []error
-	shares, err := entries(f.sharesDir)
-	errs = append(errs, err)
+// the UIDs of those with files of our own. What containers have mounted is
+// held, whatever the checkpoint says: its record could not be read.
+func (f *files) sweep(cp *state.Checkpoint) (swept, held []types.UID, err error) {
+	mine := map[types.UID]bool{}
+	garbage := map[types.UID][]string{} // metadata specs besides
+	unknown := func(uid types.UID) bool { _, ok := cp.Claims[uid]; return !ok }
+	shares, err1 := entries(f.sharesDir)
 	for _, name := range shares {
-		found[types.UID(name)] = true
+		if uid := types.UID(name); unknown(uid) {
+			mine[uid] = true
+			garbage[uid] = nil
+		}
 	}
-	specs, err := entries(f.cdiDir)
-	errs = append(errs, err)
+	specs, err2 := entries(f.cdiDir)
 	for _, name := range specs {
-		if uid, ok := cdi.ClaimOf(name); ok {
-			found[types.UID(uid)] = true
+		if uid, ok := cdi.ClaimOf(name); ok && unknown(types.UID(uid)) {
+			mine[types.UID(uid)] = true
+			garbage[types.UID(uid)] = garbage[types.UID(uid)]
 		}
 		if rest, ok := strings.CutPrefix(name, metadataPrefix); ok {
 			uid, _, _ := strings.Cut(rest, "_")
-			if _, ok := cp.Claims[types.UID(uid)]; !ok {
-				errs = append(errs, os.Remove(filepath.Join(f.cdiDir, name)))
+			if unknown(types.UID(uid)) {
+				garbage[types.UID(uid)] = append(garbage[types.UID(uid)], filepath.Join(f.cdiDir, name))
 			}
 		}
 	}
-	folders, err := entries(f.metadata)
-	errs = append(errs, err)
-	for _, name := range folders {
-		if !metadata[name] {
-			errs = append(errs, os.RemoveAll(filepath.Join(f.metadata, name)))
-		}
+	named := map[string]bool{}
+	for _, c := range cp.Claims {
+		named[c.Namespace+"_"+c.Name] = true
 	}
-	var swept []types.UID
-	for uid := range found {
-		if _, ok := cp.Claims[uid]; ok {
-			continue
+	folders, err3 := entries(f.metadata)
+	folders = slices.DeleteFunc(folders, func(name string) bool { return named[name] })
+	errs := []error{err1, err2, err3}
+	if len(garbage)+len(folders) > 0 {
+		mounted, err := mountsOf(f.proc)
+		if err != nil {
+			return nil, nil, errors.Join(append(errs, fmt.Errorf("who has files mounted: %w", err))...)
 		}
-		swept = append(swept, uid)
-		errs = append(errs, f.remove(uid))
+		for uid, specs := range garbage {
+			if mounted.claims[uid] {
+				held = append(held, uid)
+				continue
+			}
+			if mine[uid] {
+				swept = append(swept, uid)
+			}
+			errs = append(errs, f.remove(uid))
+			for _, name := range specs {
+				errs = append(errs, os.Remove(name))
+			}
+		}
+		for _, name := range folders {
+			if !mounted.named[name] {
+				errs = append(errs, os.RemoveAll(filepath.Join(f.metadata, name)))
+			}
+		}
 	}
 	slices.Sort(swept)
-	return swept, errors.Join(errs...)
+	slices.Sort(held)
+	return swept, held, errors.Join(errs...)
 }
 
 // entries lists a folder; one that is not there is empty.
@@ -239,7 +256,8 @@ func entries(dir string) ([]string, error) {
 }
 
 // rebuild makes a checkpoint from the records among the claims' files. Only
-// records of this boot count; the rest is swept later.
+// records of this boot count; the rest is swept later, unless containers have
+// it mounted.
 func (f *files) rebuild(boot string) *state.Checkpoint {
 	cp := state.New(boot)
 	names, _ := filepath.Glob(filepath.Join(f.sharesDir, "*", recordName))
@@ -248,7 +266,7 @@ func (f *files) rebuild(boot string) *state.Checkpoint {
 		if err != nil {
 			continue
 		}
-		record, err := state.Decode(b)
+		record, err := state.Salvage(b) // after a downgrade it is of a later version
 		if err != nil || record.BootID != boot {
 			continue
 		}

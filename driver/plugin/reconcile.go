@@ -49,9 +49,12 @@ func (d *Driver) removeDeadSockets(ctx context.Context) {
 // left that died half way, and what a reboot made untrue.
 func (d *Driver) settle(ctx context.Context) error {
 	return d.store.Update(func(cp *state.Checkpoint) error {
-		swept, err := d.files.sweep(cp)
+		swept, held, err := d.files.sweep(cp)
 		for _, uid := range swept {
 			klog.FromContext(ctx).Info("Removed files of a claim that is not prepared", "uid", uid)
+		}
+		for _, uid := range held {
+			klog.FromContext(ctx).Error(nil, "Containers use a claim whose record cannot be read; its files are kept until it is unprepared, and its share is not counted", "uid", uid)
 		}
 		if err != nil {
 			return fmt.Errorf("sweeping: %w", err)

@@ -163,6 +163,66 @@ func TestACheckpointThatCannotBeUsedIsSetAsideAndRebuilt(t *testing.T) {
 	}
 }
 
+// D7: everything that a later version wrote, its records too.
+func TestADowngradeForgetsNothingThatRuns(t *testing.T) {
+	n := newNode(t, a100)
+	n.enforce = true
+	c := n.instanceConfig()
+	c.Proc = n.path("proc")
+	n.mkdir("proc")
+	d := n.startWith(c)
+	kept, lost := n.claim("kept", share{card: 0, memory: "30Gi"}), n.claim("lost", share{card: 0, memory: "1Gi"})
+	ended := n.claim("ended", share{card: 0, memory: "1Gi"})
+	first := d.mustPrepare(kept)
+	d.mustPrepare(lost, ended)
+	d.stop()
+	later := func(name string) {
+		b, err := os.ReadFile(n.path(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := state.WriteFile(n.path(name), []byte(strings.Replace(string(b), `"version":1`, `"version":2`, 1)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	later("plugin/shares/uid-kept/claim.json")
+	n.write("plugin/shares/uid-lost/claim.json", "in a layout of its own")
+	n.write("plugin/shares/uid-ended/claim.json", "in a layout of its own")
+	later("plugin/checkpoint.json") // last: a pass of the old instance may still end
+	n.mount(5, "/kubelet/plugins/gpu.sluice.dev/shares/uid-lost/uid-lost-x/account")
+	n.mount(6, "/kubelet/plugins/gpu.sluice.dev/dra-device-metadata/team_lost/r0/metadata.json")
+	before := snapshot(t, n.dir)
+	for name := range before {
+		if !strings.Contains(name, "kept") && !strings.Contains(name, "lost") {
+			delete(before, name)
+		}
+	}
+
+	d = n.startWith(c)
+	after := snapshot(t, n.dir)
+	for name := range after {
+		if strings.Contains(name, "ended") {
+			t.Errorf("left of a claim that nobody uses: %s", name)
+		}
+		if _, ok := before[name]; !ok {
+			delete(after, name)
+		}
+	}
+	if diff := cmp.Diff(before, after); diff != "" {
+		t.Errorf("files that containers have mounted (-before +after):\n%s", diff)
+	}
+	if memory, _ := d.checkpoint().Held(device(0), ""); memory != 30<<10 {
+		t.Errorf("%dMi held, want 30Gi", memory)
+	}
+	if diff := cmp.Diff(cdiNames(first), cdiNames(d.mustPrepare(kept))); diff != "" {
+		t.Errorf("other answer after the downgrade:\n%s", diff)
+	}
+	d.unprepare(lost, kept)
+	if left := n.leftovers(); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
 // D7: killed between setting a file aside and saving another.
 func TestACheckpointThatIsNotThereIsRebuilt(t *testing.T) {
 	n := newNode(t, a100)

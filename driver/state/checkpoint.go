@@ -18,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -163,7 +164,14 @@ func encodeClaim(uid types.UID, c Claim) ([]byte, error) {
 
 // Decode reads what Encode wrote, also of later programs with the same
 // version. The error matches ErrCorrupt and says what is wrong.
-func Decode(b []byte) (*Checkpoint, error) {
+func Decode(b []byte) (*Checkpoint, error) { return decode(b, Version) }
+
+// Salvage is Decode for a copy that is the last one: of a higher version it
+// reads the fields that this program knows. What a later program meant by
+// others is lost, which does less harm than to forget what containers use.
+func Salvage(b []byte) (*Checkpoint, error) { return decode(b, math.MaxInt) }
+
+func decode(b []byte, highest int) (*Checkpoint, error) {
 	if len(bytes.TrimSpace(b)) == 0 {
 		return nil, fmt.Errorf("%w: the file is empty", ErrCorrupt)
 	}
@@ -171,8 +179,8 @@ func Decode(b []byte) (*Checkpoint, error) {
 	if err := json.Unmarshal(b, &e); err != nil {
 		return nil, fmt.Errorf("%w: %v", ErrCorrupt, err)
 	}
-	if e.Version > Version || e.Version < 1 {
-		return nil, fmt.Errorf("%w: it has version %d, this program reads up to version %d", ErrCorrupt, e.Version, Version)
+	if e.Version > highest || e.Version < 1 {
+		return nil, fmt.Errorf("%w: it has version %d, this program reads up to version %d", ErrCorrupt, e.Version, highest)
 	}
 	if got := sum(e.Data); got != e.Checksum {
 		return nil, fmt.Errorf("%w: checksum is %s, the data has %s", ErrCorrupt, e.Checksum, got)

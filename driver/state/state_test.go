@@ -152,6 +152,24 @@ func TestFieldsOfALaterProgramAreTolerated(t *testing.T) {
 	}
 }
 
+func TestTheLastCopyOfALaterVersionIsReadAsFarAsItIsKnown(t *testing.T) {
+	data := `{"bootID":"b","claims":{"a":{"uid":"a","owner":{"x":1},"shares":[{"device":"gpu-1","memoryMi":5,"tiles":[1,2]}]}}}`
+	file := fmt.Sprintf(`{"version":7,"checksum":"%s","data":%s}`, sum([]byte(data)), data)
+	if _, err := Decode([]byte(file)); !errors.Is(err, ErrCorrupt) {
+		t.Errorf("a checkpoint of version 7 is taken for one of ours: %v", err)
+	}
+	c, err := Salvage([]byte(file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m, _ := c.Held("gpu-1", ""); m != 5 {
+		t.Errorf("%dMi held, want 5", m)
+	}
+	if _, err := Salvage([]byte(strings.Replace(file, `"memoryMi":5`, `"memoryMi":6`, 1))); !errors.Is(err, ErrCorrupt) {
+		t.Errorf("a damaged copy: %v", err)
+	}
+}
+
 func TestDecodeSaysWhatIsWrong(t *testing.T) {
 	good, err := Encode(New("b"))
 	if err != nil {
