@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
@@ -42,7 +43,19 @@ func (r *jobReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	queue := queueOf(r.kind, job)
-	if queue == "" || job.GetDeletionTimestamp() != nil {
+	if job.GetDeletionTimestamp() != nil {
+		return ctrl.Result{}, nil
+	}
+	if old := r.existing(ctx, job); old != nil && old.Status.Admission != nil {
+		// Whatever the job looks like by now, it stays in the queue that admitted
+		// it, and it can be stopped.
+		queue = string(old.Spec.QueueName)
+		done, _, _ := r.kind.Done(job)
+		if _, run := admitted(old); !run && !done && !r.kind.Suspended(job) {
+			return ctrl.Result{}, ignoreConflict(r.stop(ctx, job, old))
+		}
+	}
+	if queue == "" {
 		return ctrl.Result{}, nil
 	}
 	wl, err := r.workloadOf(ctx, job, queue)
@@ -84,6 +97,16 @@ func (r *jobReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 		}
 	}
 	return ctrl.Result{}, nil
+}
+
+// existing is the job's Workload, nil if there is none.
+func (r *jobReconciler) existing(ctx context.Context, job *unstructured.Unstructured) *kueue.Workload {
+	wl := &kueue.Workload{}
+	key := types.NamespacedName{Namespace: job.GetNamespace(), Name: workloadName(r.kind.Kind, job.GetName(), job.GetUID())}
+	if r.client.Get(ctx, key, wl) != nil {
+		return nil
+	}
+	return wl
 }
 
 // queueOf is the LocalQueue of a job: by a label on it, or on its first pod

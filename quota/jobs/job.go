@@ -76,12 +76,10 @@ func (k *Kind) Done(job *unstructured.Unstructured) (done, succeeded bool, messa
 }
 
 // PodSets reads the job's sets of pods. On a job that was started they are as
-// they were before, by the annotation that [Kind.Start] left.
+// they were before, by the annotation that [Kind.Start] left; one that cannot be
+// read counts as none.
 func (k *Kind) PodSets(job *unstructured.Unstructured) ([]PodSet, error) {
-	before, err := originals(job)
-	if err != nil {
-		return nil, err
-	}
+	before := originals(job)
 	var sets []PodSet
 	for _, t := range k.Templates {
 		template, err := k.template(job, t)
@@ -169,12 +167,10 @@ func Started(job *unstructured.Unstructured) bool {
 }
 
 // Restore makes the templates again what they were before [Kind.Start]. Fields
-// that an injection does not touch stay as they are now.
+// that an injection does not touch stay as they are now, and all do if the
+// annotation cannot be read.
 func (k *Kind) Restore(job *unstructured.Unstructured) error {
-	before, err := originals(job)
-	if err != nil {
-		return err
-	}
+	before := originals(job)
 	for _, t := range k.Templates {
 		o, ok := before[t.Name]
 		if !ok {
@@ -260,18 +256,20 @@ func (o original) restore(t *corev1.PodTemplateSpec) {
 	t.Labels, t.Spec.NodeSelector, t.Spec.Tolerations, t.Spec.SchedulingGates = o.Labels, o.NodeSelector, o.Tolerations, o.Gates
 }
 
-func originals(job *unstructured.Unstructured) (map[string]original, error) {
+// originals is empty where the annotation cannot be read: whoever can break it
+// must not hinder the job from being stopped.
+func originals(job *unstructured.Unstructured) map[string]original {
 	kept, ok := job.GetAnnotations()[OriginalAnnotation]
 	if !ok {
-		return nil, nil
+		return nil
 	}
 	var list []original
 	if err := json.Unmarshal([]byte(kept), &list); err != nil {
-		return nil, fmt.Errorf("annotation %s of %s: %w", OriginalAnnotation, job.GetName(), err)
+		return nil
 	}
 	byName := map[string]original{}
 	for _, o := range list {
 		byName[o.Name] = o
 	}
-	return byName, nil
+	return byName
 }

@@ -116,6 +116,21 @@ func TestStartAddsWhatTheFlavorNeedsOnce(t *testing.T) {
 	}
 }
 
+func TestABrokenAnnotationCountsAsNone(t *testing.T) {
+	k := Find("batch/v1", "Job")
+	for _, broken := range []string{"", "x", "{}", `[{"name":7}]`} {
+		j := job(t, training)
+		j.SetAnnotations(map[string]string{OriginalAnnotation: broken})
+		sets, err := k.PodSets(j)
+		if err != nil || sets[0].Template.Spec.NodeSelector["zone"] != "a" {
+			t.Errorf("%q: %v, %v", broken, sets, err)
+		}
+		if err := k.Restore(j); err != nil || Started(j) {
+			t.Errorf("%q: %v, started %v", broken, err, Started(j))
+		}
+	}
+}
+
 func TestTheNumberOfPodsIsTheLeastOfTheCounts(t *testing.T) {
 	k := Find("batch/v1", "Job")
 	sets, err := k.PodSets(job(t, training))
