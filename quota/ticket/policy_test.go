@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -370,6 +371,54 @@ func TestTheMonitorIsForAdminAccessAlone(t *testing.T) {
 	given.AdminAccess = ptr.To(true)
 	if err := admins.allocate(c, given); err != nil {
 		t.Fatal(err)
+	}
+}
+
+func TestTheControllersMarksAreItsAlone(t *testing.T) {
+	w := enforced(t)
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{GenerateName: "p-", Labels: map[string]string{"quota.sluice.dev/podset": "main"}}}
+	p.Spec.Containers = []corev1.Container{{Name: "c", Image: "i"}}
+	p, err := w.tenant.CoreV1().Pods(w.ns).Create(t.Context(), p, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	j := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{GenerateName: "j-"}}
+	j.Spec.Template.Spec = corev1.PodSpec{RestartPolicy: corev1.RestartPolicyNever, Containers: p.Spec.Containers}
+	if j, err = w.tenant.BatchV1().Jobs(w.ns).Create(t.Context(), j, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	job := func(c *kubernetes.Clientset, patch string) error {
+		_, err := c.BatchV1().Jobs(w.ns).Patch(t.Context(), j.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+		return err
+	}
+	pod := func(c *kubernetes.Clientset, patch string) error {
+		_, err := c.CoreV1().Pods(w.ns).Patch(t.Context(), p.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+		return err
+	}
+	const mine = "written by the quota controller"
+	for _, patch := range []string{
+		`{"metadata":{"labels":{"quota.sluice.dev/podset":"x"}}}`,
+		`{"metadata":{"labels":{"quota.sluice.dev/podset":null}}}`,
+		`{"metadata":{"labels":{"quota.sluice.dev/workload":"x"}}}`,
+	} {
+		refused(t, pod(w.tenant, patch), mine)
+		if err := pod(w.quota, patch); err != nil {
+			t.Error(err)
+		}
+		if err := pod(w.quota, `{"metadata":{"labels":{"quota.sluice.dev/podset":"main","quota.sluice.dev/workload":null}}}`); err != nil {
+			t.Error(err)
+		}
+	}
+	const broken = `{"metadata":{"annotations":{"quota.sluice.dev/original-templates":"x"}}}`
+	refused(t, job(w.tenant, broken), mine)
+	if err := job(w.quota, broken); err != nil {
+		t.Error(err)
+	}
+	refused(t, job(w.tenant, `{"metadata":{"annotations":{"quota.sluice.dev/original-templates":null}}}`), mine)
+	for _, err := range []error{pod(w.tenant, `{"metadata":{"labels":{"app":"y"}}}`), job(w.tenant, `{"metadata":{"annotations":{"note":"y"}}}`)} {
+		if err != nil {
+			t.Errorf("what is the tenant's own is refused: %v", err)
+		}
 	}
 }
 
