@@ -18,7 +18,9 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strings"
 
+	"gomodules.xyz/jsonpatch/v2"
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -70,8 +72,11 @@ func pod(_ context.Context, req admission.Request) admission.Response {
 	if p.Labels[controller.QueueLabel] == "" || p.Spec.NodeName != "" || controller.HasGate(p) {
 		return admission.Allowed("")
 	}
-	p.Spec.SchedulingGates = append(p.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: controller.Gate})
-	return patched(req, p)
+	gate := map[string]any{"name": controller.Gate}
+	if len(p.Spec.SchedulingGates) > 0 {
+		return admission.Patched("", add(gate, "spec", "schedulingGates", "-"))
+	}
+	return admission.Patched("", add([]any{gate}, "spec", "schedulingGates"))
 }
 
 // job suspends a job.
@@ -87,10 +92,7 @@ func job(_ context.Context, req admission.Request) admission.Response {
 	if kind == nil || kind.Suspended(u) {
 		return admission.Allowed("")
 	}
-	if err := kind.SetSuspended(u, true); err != nil {
-		return admission.Errored(http.StatusBadRequest, err)
-	}
-	return patched(req, u)
+	return admission.Patched("", add(true, kind.Suspend...))
 }
 
 // claims puts tickets on claims that the scheduler makes for extended resources,
@@ -104,29 +106,43 @@ func claims(tickets Tickets, schedulerUsers []string) admission.HandlerFunc {
 		if err := json.Unmarshal(req.Object.Raw, c); err != nil {
 			return admission.Errored(http.StatusBadRequest, err)
 		}
-		rest, forged := ticket.Strip(c.Annotations)
-		c.Annotations = maps.Clone(rest)
+		var patch []jsonpatch.JsonPatchOperation
+		for _, key := range slices.Sorted(maps.Keys(c.Annotations)) {
+			if strings.HasPrefix(key, ticket.Prefix) {
+				patch = append(patch, jsonpatch.NewOperation("remove", pointer("metadata", "annotations", key), nil))
+			}
+		}
+		c.Annotations, _ = ticket.Strip(c.Annotations)
 		if slices.Contains(schedulerUsers, req.UserInfo.Username) && c.Annotations[resourceapi.ExtendedResourceClaimAnnotation] == "true" {
 			t, err := tickets.BornWith(c)
 			if err != nil {
 				log.FromContext(ctx).Error(err, "no ticket for a claim of the scheduler", "namespace", req.Namespace, "claim", c.GenerateName)
 			}
 			if t != nil {
-				maps.Copy(c.Annotations, t.Annotations())
-				return patched(req, c)
+				annotations := t.Annotations()
+				for _, key := range slices.Sorted(maps.Keys(annotations)) {
+					patch = append(patch, add(annotations[key], "metadata", "annotations", key))
+				}
 			}
 		}
-		if forged {
-			return patched(req, c)
-		}
-		return admission.Allowed("")
+		return admission.Patched("", patch...)
 	}
 }
 
-func patched(req admission.Request, changed any) admission.Response {
-	raw, err := json.Marshal(changed)
-	if err != nil {
-		return admission.Errored(http.StatusInternalServerError, err)
+// Patches are written by hand, not found by comparing: an object that goes
+// through the types of this program loses the fields that a newer API server
+// knows.
+
+func add(value any, path ...string) jsonpatch.JsonPatchOperation {
+	return jsonpatch.NewOperation("add", pointer(path...), value)
+}
+
+// pointer is a path as RFC 6901 writes it.
+func pointer(path ...string) string {
+	escape := strings.NewReplacer("~", "~0", "/", "~1")
+	text := ""
+	for _, p := range path {
+		text += "/" + escape.Replace(p)
 	}
-	return admission.PatchResponseFromRaw(req.Object.Raw, raw)
+	return text
 }

@@ -71,3 +71,25 @@ func TestGatesAreClosedAtCreation(t *testing.T) {
 		})
 	}
 }
+
+func TestFieldsOfANewerAPIServerAreLeftAlone(t *testing.T) {
+	claim := claims(oneTicket{}, []string{"scheduler"})
+	for name, tc := range map[string]struct {
+		handler  admission.HandlerFunc
+		object   string
+		contains string
+	}{
+		"pod":                {pod, `{"metadata":{"labels":{"kueue.x-k8s.io/queue-name":"q"},"newer":{"a":1}},"spec":{"containers":[{"newer":true}],"newer":[1]}}`, `[{"op":"add","path":"/spec/schedulingGates","value":[{"name":"quota.sluice.dev/admission"}]}]`},
+		"pod with a gate":    {pod, `{"metadata":{"labels":{"kueue.x-k8s.io/queue-name":"q"}},"spec":{"schedulingGates":[{"name":"x","newer":1}]}}`, `[{"op":"add","path":"/spec/schedulingGates/-","value":{"name":"quota.sluice.dev/admission"}}]`},
+		"job":                {job, `{"apiVersion":"batch/v1","kind":"Job","metadata":{"name":"j"},"spec":{"newer":1}}`, `[{"op":"add","path":"/spec/suspend","value":true}]`},
+		"claim":              {claim, `{"metadata":{"annotations":{"resource.kubernetes.io/extended-resource-claim":"true"},"newer":1},"spec":{"newer":1}}`, `{"op":"add","path":"/metadata/annotations/quota.sluice.dev~1ticket","value":"w"}`},
+		"claim with forgery": {claim, `{"metadata":{"annotations":{"quota.sluice.dev/ticket":"x"}},"spec":{"newer":1}}`, `[{"op":"remove","path":"/metadata/annotations/quota.sluice.dev~1ticket"}]`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := patches(t, tc.handler, "scheduler", tc.object)
+			if !strings.Contains(got, tc.contains) || strings.Contains(got, "newer") {
+				t.Errorf("%s, want %s", got, tc.contains)
+			}
+		})
+	}
+}
