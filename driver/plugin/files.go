@@ -242,6 +242,23 @@ func (f *files) sweep(cp *state.Checkpoint) (swept, held []types.UID, err error)
 	return swept, held, errors.Join(errs...)
 }
 
+// sweepTemporary removes what a killed process left of files that it was
+// writing. The caller has the checkpoint, so that nobody writes now.
+func (f *files) sweepTemporary() error {
+	var errs []error
+	for _, pattern := range []string{
+		state.Temporary(filepath.Join(f.cdiDir, cdi.FileName("*"))),
+		state.Temporary(filepath.Join(filepath.Dir(f.sharesDir), "checkpoint.json")),
+	} {
+		names, err := filepath.Glob(pattern)
+		errs = append(errs, err)
+		for _, name := range names {
+			errs = append(errs, os.Remove(name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // entries lists a folder; one that is not there is empty.
 func entries(dir string) ([]string, error) {
 	list, err := os.ReadDir(dir)

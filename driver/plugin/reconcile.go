@@ -56,7 +56,7 @@ func (d *Driver) settle(ctx context.Context) error {
 		for _, uid := range held {
 			klog.FromContext(ctx).Error(nil, "Containers use a claim whose record cannot be read; its files are kept until it is unprepared, and its share is not counted", "uid", uid)
 		}
-		if err != nil {
+		if err := errors.Join(err, d.files.sweepTemporary()); err != nil {
 			return fmt.Errorf("sweeping: %w", err)
 		}
 		d.metrics.shares(cp)

@@ -87,6 +87,26 @@ func TestADriverThatDiedHalfWayLeavesNothing(t *testing.T) {
 	}
 }
 
+func TestHalfWrittenFilesOfAKilledDriverAreRemoved(t *testing.T) {
+	n := newNode(t, a100)
+	left := []string{"cdi/." + cdi.FileName("uid-half") + ".123", "plugin/.checkpoint.json.456"}
+	others := []string{"cdi/.nvidia.yaml.789", "cdi/nvidia.yaml"}
+	for _, name := range append(left, others...) {
+		n.write(name, "{")
+	}
+	n.start()
+	for _, name := range left {
+		if _, err := os.Stat(n.path(name)); err == nil {
+			t.Errorf("%s is still there", name)
+		}
+	}
+	for _, name := range others {
+		if _, err := os.Stat(n.path(name)); err != nil {
+			t.Errorf("the file of somebody else: %v", err)
+		}
+	}
+}
+
 // removeClaim takes a claim out of the checkpoint and all its files away.
 func (n *node) removeClaim(uid types.UID) {
 	n.t.Helper()

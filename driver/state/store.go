@@ -282,10 +282,16 @@ func (s *Store) report(f Finding) {
 	}
 }
 
+// Temporary is the pattern of the names under which WriteFile begins a file. A
+// process that is killed leaves one.
+func Temporary(name string) string {
+	return filepath.Join(filepath.Dir(name), "."+filepath.Base(name)+".*")
+}
+
 // WriteFile makes or replaces a file so that a reader sees the old content or
 // the new one, never a part.
 func WriteFile(name string, b []byte, perm os.FileMode) error {
-	tmp, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+".*")
+	tmp, err := os.CreateTemp(filepath.Split(Temporary(name)))
 	if err != nil {
 		return err
 	}
