@@ -50,6 +50,8 @@ type core struct {
 	kick  chan struct{}
 	// stale says that statuses of queues may have to be written.
 	stale bool
+	// gone are objects that were removed a moment ago.
+	gone tombstones
 	// tell asks for a Workload to be looked at.
 	tell func(engine.WorkloadID)
 }

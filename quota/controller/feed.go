@@ -26,6 +26,9 @@ import (
 func (c *core) saw(object any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if o, ok := object.(metav1.Object); ok && c.gone.has(o.GetUID()) {
+		return
+	}
 	switch o := object.(type) {
 	case *kueue.Workload:
 		c.sawWorkload(o)
@@ -67,6 +70,9 @@ func (c *core) saw(object any) {
 func (c *core) lost(object any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if o, ok := object.(metav1.Object); ok {
+		c.gone.add(o.GetUID(), c.now())
+	}
 	switch o := object.(type) {
 	case *kueue.Workload:
 		c.lostWorkload(workloadID(o.Namespace, o.Name))
