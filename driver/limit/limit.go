@@ -147,6 +147,10 @@ func (l *Limiter) InUse(dir string) bool {
 	return lock.Type != unix.F_UNLCK
 }
 
+// Trim cuts the account of the share in dir to its size. It returns how many
+// bytes the tenant had added.
+func (l *Limiter) Trim(dir string) (int64, error) { return account.Trim(dir) }
+
 // Collect removes installed versions below hostDir whose folders used does
 // not name. A version stays as long as a container may have it mounted.
 func Collect(hostDir string, used func(version string) bool) ([]string, error) {

@@ -35,6 +35,9 @@ type Enforcement interface {
 	Libraries() cdi.Limiter
 	// InUse tells whether processes use the share in dir, or may.
 	InUse(dir string) bool
+	// Trim cuts what the tenant added to the file of the share in dir that it
+	// can write, and returns how many bytes that was.
+	Trim(dir string) (int64, error)
 }
 
 // files are what a prepared claim has on the host: a folder with a folder a

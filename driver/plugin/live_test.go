@@ -1,12 +1,14 @@
 package plugin
 
 import (
+	"bytes"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -127,6 +129,38 @@ func TestAClaimWhoseContainersRunIsNotReleased(t *testing.T) {
 				t.Error("kept though no container has its files")
 			}
 		})
+	}
+}
+
+func TestATenantCannotFillTheDiskWithItsAccount(t *testing.T) {
+	n := newNode(t, a100)
+	n.enforce = true
+	d := n.start()
+	d.mustPrepare(n.claim("c", share{card: 0, memory: "1Gi"}))
+	names, _ := filepath.Glob(n.path("plugin/shares/uid-c/*/account"))
+	if len(names) != 1 {
+		t.Fatalf("accounts %v", names)
+	}
+	dir := filepath.Dir(names[0])
+	before, err := os.ReadFile(names[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := snapshot(t, n.path("plugin/shares"))
+	defer lockSlot(t, dir, 3)()
+	if err := os.Truncate(names[0], 1<<30); err != nil {
+		t.Fatal(err)
+	}
+	d.trimAccounts(t.Context())
+	after, err := os.ReadFile(names[0])
+	if err != nil || !bytes.Equal(before, after) {
+		t.Errorf("the account has %d bytes, want the %d it had: %v", len(after), len(before), err)
+	}
+	if diff := cmp.Diff(files, snapshot(t, n.path("plugin/shares"))); diff != "" {
+		t.Errorf("files that containers have mounted were replaced:\n%s", diff)
+	}
+	if u, err := account.Read(dir); err != nil || len(u.Processes) != 1 {
+		t.Errorf("the process is not seen any more: %+v, %v", u, err)
 	}
 }
 

@@ -195,6 +195,7 @@ func (d *Driver) Run(ctx context.Context) error {
 		d.publish(ctx, plan)
 	}
 	go d.reconcileLoop(ctx)
+	go d.accountsLoop(ctx)
 	if d.monitor != nil {
 		var watch sync.WaitGroup
 		defer watch.Wait()
