@@ -40,7 +40,8 @@ func (e *Engine) Apply(ev Event) {
 	case AdmissionFailed:
 		e.admissionFailed(ev)
 	case Evicting:
-		if w := e.works[ev.ID]; w != nil {
+		if w := e.works[ev.ID]; w != nil && w.hold != nil && w.hold.state == holding {
+			e.newsOf(w)
 			e.startLeaving(w)
 		}
 	case EvictionFailed:
@@ -272,6 +273,7 @@ func (e *Engine) applyWorkload(spec *Workload) {
 		e.dropShape(s)
 		return
 	}
+	e.newsOf(w)
 	e.leave(w)
 	e.cancelPromise(w)
 	q := w.holder()
@@ -290,7 +292,19 @@ func (e *Engine) applyWorkload(spec *Workload) {
 		e.charge(w)
 		e.suspect(w)
 	}
+	e.newsOf(w)
 	e.seat(w)
+}
+
+// newsOf tells the trees that a workload has to do with that it came, changed or
+// goes.
+func (e *Engine) newsOf(w *work) {
+	if w.hold != nil {
+		e.news(w.hold.queue)
+	}
+	if w.local != nil {
+		e.news(w.local.queue)
+	}
 }
 
 // holder is the queue in whose list of holders a workload is.
@@ -325,6 +339,7 @@ func (e *Engine) removeWorkload(id WorkloadID) {
 	if !ok {
 		return
 	}
+	e.newsOf(w)
 	e.leave(w)
 	e.cancelPromise(w)
 	e.dropHold(w)

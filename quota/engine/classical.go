@@ -37,6 +37,7 @@ type source struct {
 // candidates goes through the candidates of all sources in order.
 type candidates struct {
 	n       *nomination
+	tree    *tree
 	sources []source
 	heaps   [tiers][]int
 	others  bool
@@ -116,7 +117,7 @@ func (n *nomination) whileBorrowing(w *work) bool {
 
 // collect finds the queues to take candidates from.
 func (c *candidates) collect(n *nomination) {
-	c.n = n
+	c.n, c.tree = n, n.q.tree()
 	c.sources = c.sources[:0]
 	c.others, c.hier = false, false
 	p := n.q.spec.Preemption
@@ -202,7 +203,7 @@ func (c *candidates) advance(s *source) bool {
 	}
 	for ; s.promises < len(s.queue.promises); s.promises++ {
 		w := s.queue.promises[s.promises]
-		if policy.permits(c.n.w, w) && c.n.uses(w) {
+		if policy.permits(c.n.w, w) && c.n.uses(w) && !c.tree.circular(c.n.w, w) {
 			s.promises++
 			s.current = w
 			return true
@@ -213,7 +214,7 @@ func (c *candidates) advance(s *source) bool {
 		if policy.beyond(c.n.w, w.priority) {
 			break
 		}
-		if w.hold.state == holding && policy.permits(c.n.w, w) && c.n.uses(w) {
+		if w.hold.state == holding && policy.permits(c.n.w, w) && c.n.uses(w) && !c.tree.circular(c.n.w, w) {
 			s.holders++
 			s.current = w
 			return true

@@ -244,6 +244,9 @@ func (e *Engine) refuse(n *nomination) {
 	}
 	e.park(c)
 	e.setWatches(c, !n.w.gated && n.q.mayPreempt())
+	if t := n.q.tree(); len(t.evictions) > 0 {
+		t.heldBack = append(t.heldBack, watch{class: c, round: c.round})
+	}
 	e.say(n.w)
 }
 

@@ -190,6 +190,7 @@ type fairSearch struct {
 	// others borrowed is taken back whatever the shares.
 	within bool
 	stamp  uint64
+	fewer  []victim
 }
 
 type fairSource struct {
@@ -250,11 +251,14 @@ func (e *Engine) fairVictims(n *nomination, into []victim) []victim {
 		for i := len(into) - 2; i >= start; i-- {
 			spared := into[i]
 			e.imagineBack(spared.w)
-			if n.fitsWithin() && f.fairWithout(e, into[start:], i-start) {
-				into = append(into[:i], into[i+1:]...)
-			} else {
-				e.imagineGone(spared.w)
+			if n.fitsWithin() {
+				f.fewer = append(append(f.fewer[:0], into[start:i]...), into[i+1:]...)
+				if f.fairTo(e, f.fewer) {
+					into = append(into[:start], f.fewer...)
+					continue
+				}
 			}
+			e.imagineGone(spared.w)
 		}
 	}
 	n.imagineOut()
@@ -265,23 +269,21 @@ func (e *Engine) fairVictims(n *nomination, into []victim) []victim {
 	return into
 }
 
-// fairWithout says whether a strategy allows all victims but one, now that this
-// one is back. A victim of the preemptor's own queue lowers its share; if others
-// were evicted on the strength of that, it cannot be spared, or they would soon
-// evict in turn.
-func (f *fairSearch) fairWithout(e *Engine, victims []victim, spared int) bool {
-	for i, v := range victims {
-		if i == spared || v.reason != InCohortFairSharing {
+// fairTo says whether a strategy allows all these victims: one that was spared
+// may have raised the share of the preemptor's branch again.
+func (f *fairSearch) fairTo(e *Engine, victims []victim) bool {
+	for _, v := range victims {
+		if v.reason != InCohortFairSharing {
 			continue
 		}
 		mine, theirs := branches(f.n.q.node, v.w.hold.queue.node)
-		newShare := mine.share(planned)
+		newShare, before := f.shareWithOwn(e, mine, victims), f.initial(v.w.hold.queue)
 		ok := false
 		for _, strategy := range e.opts.strategies {
 			if strategy == LessThanInitialShare {
-				ok = ok || newShare.compare(f.initial(v.w.hold.queue)) < 0
+				ok = ok || newShare.compare(before) < 0
 			} else {
-				ok = ok || newShare.compare(theirs.share(planned)) <= 0
+				ok = ok || fairAfter(newShare, before, theirs.share(planned))
 			}
 		}
 		if !ok {
@@ -332,7 +334,7 @@ func (e *Engine) fairPass(f *fairSearch, into []victim, strategy FairStrategy, k
 			}
 			if f.within {
 				into, taken = e.fairTake(f, s, w, InCohortReclamation, into), true
-			} else if f.allowed(e, s, w, strategy) {
+			} else if f.allowed(e, s, w, into, strategy) {
 				into, taken = e.fairTake(f, s, w, InCohortFairSharing, into), true
 			} else if keep {
 				s.later = append(s.later, w)
@@ -362,7 +364,7 @@ func (e *Engine) fairSecondPass(f *fairSearch, into []victim, strategy FairStrat
 		s := &f.sources[i]
 		w := s.current
 		s.current = nil
-		if !e.found.valid(&s.source, w) || !f.allowed(e, s, w, strategy) {
+		if !e.found.valid(&s.source, w) || !f.allowed(e, s, w, into, strategy) {
 			continue
 		}
 		into = e.fairTake(f, s, w, InCohortFairSharing, into)
@@ -386,16 +388,45 @@ func (f *fairSearch) root() *node { return f.n.q.node.root }
 
 // allowed asks the strategy, which compares the children of the common ancestor
 // that hold the preemptor and the victim.
-func (f *fairSearch) allowed(e *Engine, s *fairSource, w *work, strategy FairStrategy) bool {
+//
+// In two things this is stricter than KEP-1714, or queues could evict each other
+// for ever. Victims of the preemptor's own queue do not lower its share: they
+// come back when there is room. And equal shares are no reason to evict somebody
+// whose share that would not lower, as where another resource dominates it.
+func (f *fairSearch) allowed(e *Engine, s *fairSource, w *work, victims []victim, strategy FairStrategy) bool {
 	mine, theirs := branches(f.n.q.node, s.queue.node)
-	newShare := mine.share(planned)
+	newShare := f.shareWithOwn(e, mine, victims)
+	before := theirs.share(planned)
 	if strategy == LessThanInitialShare {
-		return newShare.compare(theirs.share(planned)) < 0
+		return newShare.compare(before) < 0
 	}
 	e.imagineGone(w)
 	after := theirs.share(planned)
 	e.imagineBack(w)
-	return newShare.compare(after) <= 0
+	return fairAfter(newShare, before, after)
+}
+
+// fairAfter is LessThanOrEqualToFinalShare.
+func fairAfter(newShare, before, after share) bool {
+	c := newShare.compare(after)
+	return c < 0 || c == 0 && after.compare(before) < 0
+}
+
+// shareWithOwn is the share of the preemptor's branch as if the victims of its
+// own queue stayed.
+func (f *fairSearch) shareWithOwn(e *Engine, mine *node, victims []victim) share {
+	for _, v := range victims {
+		if v.reason == InClusterQueue {
+			e.imagineBack(v.w)
+		}
+	}
+	s := mine.share(planned)
+	for _, v := range victims {
+		if v.reason == InClusterQueue {
+			e.imagineGone(v.w)
+		}
+	}
+	return s
 }
 
 // branches are the children of the common ancestor of two nodes that lead to

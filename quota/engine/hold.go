@@ -240,6 +240,7 @@ func (e *Engine) evictionFailed(id WorkloadID) {
 		e.cancelPromise(p)
 		e.seat(p)
 	}
+	e.newsOf(w)
 	w.hold.forWork, w.hold.reason = "", ""
 	e.setState(w, holding)
 	e.suspect(w)

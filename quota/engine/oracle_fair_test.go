@@ -167,12 +167,13 @@ func (s *oracleSearch) fairTo(victims []oracleVictim, initial map[QueueName]orac
 			continue
 		}
 		mine, theirs := s.branches(v.w.queue)
+		newShare, before, after := s.shareWithOwn(mine), initial[v.w.queue], s.o.share(theirs)
 		ok := false
 		for _, strategy := range s.o.fair {
 			if strategy == LessThanInitialShare {
-				ok = ok || s.o.share(mine).cmp(initial[v.w.queue]) < 0
+				ok = ok || newShare.cmp(before) < 0
 			} else {
-				ok = ok || s.o.share(mine).cmp(s.o.share(theirs)) <= 0
+				ok = ok || newShare.cmp(after) < 0 || newShare.cmp(after) == 0 && after.cmp(before) < 0
 			}
 		}
 		if !ok {
@@ -256,16 +257,34 @@ func (s *oracleSearch) search(contested []oracleFR, within bool) ([]oracleVictim
 
 func (s *oracleSearch) allowed(v *oracleWork, strategy FairStrategy) bool {
 	mine, theirs := s.branches(v.queue)
+	newShare, before := s.shareWithOwn(mine), s.o.share(theirs)
 	if strategy == LessThanInitialShare {
-		return s.o.share(mine).cmp(s.o.share(theirs)) < 0
+		return newShare.cmp(before) < 0
 	}
-	newShare := s.o.share(mine)
 	v.gone = true
 	s.o.dirty()
 	after := s.o.share(theirs)
 	v.gone = false
 	s.o.dirty()
-	return newShare.cmp(after) <= 0
+	return newShare.cmp(after) < 0 || newShare.cmp(after) == 0 && after.cmp(before) < 0
+}
+
+// shareWithOwn counts the victims of the preemptor's own queue as if they stayed.
+func (s *oracleSearch) shareWithOwn(n oracleNode) oracleShare {
+	var own []*oracleWork
+	for _, w := range s.o.works {
+		if w.gone && w.queue == s.q.Name {
+			own = append(own, w)
+			w.gone = false
+		}
+	}
+	s.o.dirty()
+	share := s.o.share(n)
+	for _, w := range own {
+		w.gone = true
+	}
+	s.o.dirty()
+	return share
 }
 
 // target goes down by the highest share to a queue that has a candidate.

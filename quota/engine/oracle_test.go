@@ -12,11 +12,14 @@ import (
 // who holds what. It follows the engine decision by decision and says where it
 // would have decided otherwise.
 type oracle struct {
-	fair       []FairStrategy
-	cohorts    map[CohortName]Cohort
-	queues     map[QueueName]ClusterQueue
-	works      map[WorkloadID]*oracleWork
-	memo       map[oracleKey]int64
+	fair    []FairStrategy
+	cohorts map[CohortName]Cohort
+	queues  map[QueueName]ClusterQueue
+	works   map[WorkloadID]*oracleWork
+	memo    map[oracleKey]int64
+	// evicted has, for each workload, those evicted for it since there was last
+	// anything new.
+	evicted    map[WorkloadID][]WorkloadID
 	tree       *oracleTree
 	imaginedIn map[oracleFR]int64 // extra planned usage of one queue, in fair sharing
 	imaginedAt QueueName
@@ -533,7 +536,20 @@ func oracleLeaves(a, b *oracleWork) bool {
 	return a.spec.ID < b.spec.ID
 }
 
+// owes says whether a was evicted for b, directly or through others.
+func (o *oracle) owes(a, b WorkloadID) bool {
+	for _, v := range o.evicted[b] {
+		if v == a || o.owes(a, v) {
+			return true
+		}
+	}
+	return false
+}
+
 func (o *oracle) permits(p PreemptionPolicy, w, v *oracleWork) bool {
+	if o.owes(w.spec.ID, v.spec.ID) {
+		return false
+	}
 	switch p {
 	case LowerPriority:
 		return v.spec.Priority < w.spec.Priority
@@ -873,6 +889,10 @@ func (o *oracle) followPromise(id WorkloadID) ([]oracleVictim, error) {
 	var evicted []oracleVictim
 	for _, v := range out.victims {
 		v.w.gone = false
+		if o.evicted == nil {
+			o.evicted = map[WorkloadID][]WorkloadID{}
+		}
+		o.evicted[id] = append(o.evicted[id], v.w.spec.ID)
 		if v.w.state == "promised" {
 			v.w.state = ""
 			continue

@@ -188,6 +188,7 @@ func (e *Engine) promise(n *nomination, a Assignment, p *Placement, fit Fit) {
 	}
 	e.leave(w)
 	for _, v := range n.victims {
+		q.tree().remember(w, v.w)
 		if v.w.hold.state == promised {
 			e.cancelPromise(v.w)
 			e.seat(v.w)

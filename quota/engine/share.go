@@ -107,13 +107,25 @@ func (n *node) sharedResources() []shared {
 		}
 		out[i].cells = append(out[i].cells, c)
 	}
-	for _, c := range n.parent.order {
+	// All flavors count that the parent could lend, from wherever in the tree.
+	for _, c := range n.root.order {
 		if i, ok := at[c.Resource]; ok {
-			out[i].lendable = out[i].lendable.Add(max(0, c.most()))
+			out[i].lendable = out[i].lendable.Add(max(0, n.parent.most(c)))
 		}
 	}
 	n.shares = out
 	return out
+}
+
+// most is what a node could have of a root's cell if nobody used anything. A node
+// without a cell of its own has no limits either.
+func (n *node) most(top *cell) Amount {
+	for ; n != nil; n = n.parent {
+		if c, ok := n.cells[top.FlavorResource]; ok {
+			return c.most()
+		}
+	}
+	return 0
 }
 
 // share is the dominant resource share of a node; a root has none.

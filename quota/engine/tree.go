@@ -74,6 +74,10 @@ type tree struct {
 	tops     []*cell
 	restless []watch
 	deep     []deepClaim
+	// evictions since there was last anything new, and who may have been kept
+	// from evicting by them. See cycle.go.
+	evictions evictions
+	heldBack  []watch
 }
 
 func (n *node) isQueue() bool { return n.queue != nil }
@@ -227,6 +231,7 @@ func (e *Engine) settle() {
 			t.ready = t.ready[:0]
 			t.promised, t.queues = nil, nil
 			t.changes, t.tops, t.restless, t.deep = nil, nil, nil, nil
+			t.evictions, t.heldBack = nil, nil
 			t.inFlight = 0
 			e.settleTree(top, t, nil, 0)
 			e.touch(t)

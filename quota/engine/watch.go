@@ -530,7 +530,8 @@ func (e *Engine) watchRoom(c *class, mayEvict bool) {
 		for _, g := range set.groups {
 			for _, o := range g.options {
 				for _, a := range o.asks {
-					if asked := a.amount(set.spec.Count); asked > a.cell.available(planned) {
+					asked := a.amount(set.spec.Count)
+					if asked > a.cell.available(planned) && !(mayEvict && e.mayClaim(a.cell, asked, c.first(), c.queue)) {
 						e.watchCell(c, a.cell, asked, mayEvict)
 					} else if mayEvict && asked > 0 {
 						a.cell.roomClaims = append(a.cell.roomClaims, watch{class: c, round: c.round})
