@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -135,11 +136,22 @@ func startCluster(ctx context.Context, o Options) (*cluster.Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
+	// What an interrupted run or a reboot of this machine has left would be in the way.
+	if !o.Reuse || !runs(c) {
+		if err := c.Down(ctx); err != nil {
+			return nil, err
+		}
+	}
 	err = c.Up(ctx, cluster.Config{Nodes: DefaultNodes()})
 	if errors.Is(err, cluster.ErrUp) && o.Reuse {
 		err = nil
 	}
 	return c, err
+}
+
+// runs says whether the cluster is up with all its daemons.
+func runs(c *cluster.Cluster) bool {
+	return c.IsUp() && !slices.ContainsFunc(c.Components(), func(s cluster.ComponentStatus) bool { return s.PID == 0 })
 }
 
 func openCluster(o Options) (*cluster.Cluster, error) {
@@ -213,12 +225,12 @@ func (b *Testbed) WaitDevices(ctx context.Context) error {
 
 // Devices returns the names of the devices that the node publishes, in published order.
 func (b *Testbed) Devices(ctx context.Context, node string) ([]string, error) {
-	slices, err := b.Client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
+	published, err := b.Client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
 	if err != nil {
 		return nil, err
 	}
 	var names []string
-	for _, slice := range slices.Items {
+	for _, slice := range published.Items {
 		for _, device := range slice.Spec.Devices {
 			names = append(names, device.Name)
 		}
