@@ -50,6 +50,8 @@ type core struct {
 	kick  chan struct{}
 	// stale says that statuses of queues may have to be written.
 	stale bool
+	// caughtUp says that everything is known which an earlier leader has written.
+	caughtUp bool
 	// gone are objects that were removed a moment ago.
 	gone tombstones
 	// tell asks for a Workload to be looked at.
@@ -134,8 +136,11 @@ func (c *core) wake() {
 
 // holds says whether anything is still in use by a workload: a claim with a
 // ticket or an allocation, a pod or claim that is about to get one, or a pod past
-// its gate that has not ended.
-func (c *core) holds(id engine.WorkloadID) bool {
+// its gate that has not ended. Before all is known, anything may be in use.
+func (c *core) holds(id engine.WorkloadID) bool { return !c.caughtUp || c.inUse(id) }
+
+// inUse is holds by what is known.
+func (c *core) inUse(id engine.WorkloadID) bool {
 	if len(c.charges[id]) > 0 || c.fit.InFlight(id) {
 		return true
 	}
@@ -154,7 +159,7 @@ func (c *core) holds(id engine.WorkloadID) bool {
 // ticket back.
 func (c *core) place(id engine.WorkloadID, set string, uid types.UID) (string, error) {
 	w := c.works[id]
-	if w == nil {
+	if w == nil || !c.caughtUp {
 		return "", errWait
 	}
 	a, run := admitted(w.object)

@@ -129,7 +129,7 @@ func (c *core) sawWorkload(o *kueue.Workload) {
 	w.object = o
 	c.tell(id)
 	c.followRelease(w, before)
-	if o.Status.Admission == nil || conditionTrue(o, kueue.WorkloadFinished) && !c.holds(id) {
+	if o.Status.Admission == nil || conditionTrue(o, kueue.WorkloadFinished) && !c.inUse(id) {
 		return
 	}
 	leaves := conditionTrue(o, kueue.WorkloadEvicted)
@@ -195,7 +195,7 @@ func (c *core) lostWorkload(id engine.WorkloadID) {
 	if w == nil {
 		return
 	}
-	if c.holds(id) {
+	if c.inUse(id) {
 		c.tell(id)
 		return
 	}

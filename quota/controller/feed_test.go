@@ -21,7 +21,9 @@ func loaded(t *testing.T) *core {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return newCore(cfg)
+	c := newCore(cfg)
+	c.caughtUp = true
+	return c
 }
 
 // api makes the versions of one Workload that the API shows one after another.

@@ -27,8 +27,8 @@ func TestWhatIsRemovedDoesNotComeBackByALateWriteOrList(t *testing.T) {
 	c.saw(gone)
 	c.saw(claim)
 	c.saw(pod)
-	if !c.holds(id) || c.held(id) != "q/4" {
-		t.Fatalf("in use %v, held %q", c.holds(id), c.held(id))
+	if !c.inUse(id) || c.held(id) != "q/4" {
+		t.Fatalf("in use %v, held %q", c.inUse(id), c.held(id))
 	}
 	c.lost(claim)
 	c.lost(pod)
@@ -40,8 +40,8 @@ func TestWhatIsRemovedDoesNotComeBackByALateWriteOrList(t *testing.T) {
 	for _, o := range []any{late, claim, pod, gone} {
 		c.saw(o)
 	}
-	if c.holds(id) || c.held(id) != "" || len(c.claims) > 0 || len(c.pods) > 0 || len(c.works) > 0 {
-		t.Errorf("in use %v, held %q, %d claims, %d pods, %d workloads", c.holds(id), c.held(id), len(c.claims), len(c.pods), len(c.works))
+	if c.inUse(id) || c.held(id) != "" || len(c.claims) > 0 || len(c.pods) > 0 || len(c.works) > 0 {
+		t.Errorf("in use %v, held %q, %d claims, %d pods, %d workloads", c.inUse(id), c.held(id), len(c.claims), len(c.pods), len(c.works))
 	}
 	// An object of the same name is another one.
 	again := claim.DeepCopy()

@@ -201,7 +201,9 @@ func (c *core) listen(ctx context.Context, informers cache.Cache) (<-chan struct
 }
 
 // catchUp reads what quota is held past the caches, once, before the first
-// decision: the last leader may have written it a moment ago.
+// decision: the last leader may have written it a moment ago. The reconcilers
+// start when the caches are full, which is before all of it is taken in here; so
+// until this is done nothing counts as free and nothing is opened.
 func (c *core) catchUp(ctx context.Context, live client.Reader) error {
 	var workloads kueue.WorkloadList
 	if err := live.List(ctx, &workloads); err != nil {
@@ -216,6 +218,12 @@ func (c *core) catchUp(ctx context.Context, live client.Reader) error {
 	}
 	for i := range workloads.Items {
 		c.saw(&workloads.Items[i])
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.caughtUp = true
+	for id := range c.works {
+		c.tell(id)
 	}
 	return nil
 }

@@ -17,7 +17,6 @@ import (
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
 	"github.com/sluice-gpu/sluice/quota/engine"
-	"github.com/sluice-gpu/sluice/quota/pricing"
 	"github.com/sluice-gpu/sluice/quota/ticket"
 )
 
@@ -93,6 +92,9 @@ func (r *workloads) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resul
 // missing handles a Workload that is gone while the engine still counts it.
 func (r *workloads) missing(ctx context.Context, id engine.WorkloadID, v view) (ctrl.Result, error) {
 	if !v.holds {
+		if charged, err := r.charged(ctx, v.object); err != nil || charged {
+			return ctrl.Result{RequeueAfter: recheck}, err
+		}
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		// Look again: a fact may have come in between.
@@ -203,13 +205,10 @@ func (r *workloads) release(ctx context.Context, wl *kueue.Workload, id engine.W
 	return ctrl.Result{}, r.write(ctx, wl)
 }
 
-// charged looks past the caches for claims with a ticket of the workload, where
-// its pods ask for extended resources: the scheduler makes those claims itself
-// and may have made one a moment ago.
+// charged looks past the caches for claims with a ticket of the workload: the
+// last leader may have written one, and the scheduler makes those for extended
+// resources itself.
 func (r *workloads) charged(ctx context.Context, wl *kueue.Workload) (bool, error) {
-	if !r.extended(wl) {
-		return false, nil
-	}
 	var claims resourceapi.ResourceClaimList
 	if err := r.live.List(ctx, &claims, client.InNamespace(wl.Namespace)); err != nil {
 		return false, err
@@ -220,17 +219,6 @@ func (r *workloads) charged(ctx context.Context, wl *kueue.Workload) (bool, erro
 		}
 	}
 	return false, nil
-}
-
-func (c *core) extended(wl *kueue.Workload) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for i := range wl.Spec.PodSets {
-		if claim, _ := pricing.ExtendedResources(&wl.Spec.PodSets[i].Template.Spec, c.fit.Classes()); claim != nil {
-			return true
-		}
-	}
-	return false
 }
 
 // wait says in the status, and once on the user's object, why the workload

@@ -1,0 +1,109 @@
+package controller
+
+import (
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
+
+	"github.com/sluice-gpu/sluice/quota/ticket"
+)
+
+// desk is a workload reconciler over an API in memory.
+type desk struct {
+	*workloads
+	t *testing.T
+}
+
+func newDesk(t *testing.T, objects ...client.Object) *desk {
+	t.Helper()
+	api := fake.NewClientBuilder().WithScheme(Scheme()).WithObjects(objects...).WithStatusSubresource(&kueue.Workload{}).Build()
+	return &desk{t: t, workloads: &workloads{
+		core: loaded(t), client: api, live: api, recorder: events.NewFakeRecorder(100), metrics: newMetrics(prometheus.NewRegistry()),
+	}}
+}
+
+// stored is a Workload as the API keeps it, nil if it is gone.
+func (d *desk) stored(name string) *kueue.Workload {
+	d.t.Helper()
+	wl := &kueue.Workload{}
+	if err := d.client.Get(d.t.Context(), types.NamespacedName{Namespace: "team", Name: name}, wl); client.IgnoreNotFound(err) != nil {
+		d.t.Fatal(err)
+	} else if err != nil {
+		return nil
+	}
+	return wl
+}
+
+// take takes in what the API has.
+func (d *desk) take(name string) *kueue.Workload {
+	d.t.Helper()
+	wl := d.stored(name)
+	if wl != nil {
+		d.saw(wl.DeepCopy())
+	}
+	return wl
+}
+
+func (d *desk) reconcile(name string) {
+	d.t.Helper()
+	if _, err := d.Reconcile(d.t.Context(), ctrl.Request{NamespacedName: types.NamespacedName{Namespace: "team", Name: name}}); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+func ticketed(name, workload string) *resourceapi.ResourceClaim {
+	return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "team", Name: name, UID: types.UID(name), Annotations: map[string]string{ticket.ByWorkload: workload},
+	}}
+}
+
+func TestNothingIsReleasedBeforeAllIsKnown(t *testing.T) {
+	wl := (&api{uid: "u"}).next(grant("q", 4), reserved, evicted)
+	claim := ticketed("c", "w")
+	d := newDesk(t, wl, claim)
+	d.caughtUp = false
+	d.take("w")
+	d.reconcile("w")
+	if d.stored("w").Status.Admission == nil {
+		t.Fatal("released while claims may not have been taken in")
+	}
+	if _, err := d.place("team/w", mainSet, "p"); err != errWait {
+		t.Errorf("opened before all is known: %v", err)
+	}
+	// The caches are full but show the claim late: the live list has it.
+	d.caughtUp = true
+	d.reconcile("w")
+	if d.stored("w").Status.Admission == nil {
+		t.Fatal("released although a claim has its ticket")
+	}
+	if err := d.client.Delete(t.Context(), claim); err != nil {
+		t.Fatal(err)
+	}
+	d.reconcile("w")
+	if d.stored("w").Status.Admission != nil || d.held("team/w") != "" {
+		t.Errorf("not released: held %q", d.held("team/w"))
+	}
+}
+
+func TestCatchingUpTakesInWhatTheCachesDoNotShow(t *testing.T) {
+	wl := (&api{uid: "u"}).next(grant("q", 4), reserved, admittedCondition)
+	d := newDesk(t, wl, ticketed("c", "w"))
+	d.caughtUp = false
+	if !d.holds("team/w") {
+		t.Error("before: counts as free")
+	}
+	if err := d.catchUp(t.Context(), d.live); err != nil {
+		t.Fatal(err)
+	}
+	if !d.inUse("team/w") || d.held("team/w") != "q/4" || d.holds("team/other") {
+		t.Errorf("after: in use %v, held %q", d.inUse("team/w"), d.held("team/w"))
+	}
+}
