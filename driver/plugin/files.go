@@ -187,25 +187,23 @@ const metadataPrefix = driver.Name + "_metadata_"
 // held, whatever the checkpoint says: its record could not be read.
 func (f *files) sweep(cp *state.Checkpoint) (swept, held []types.UID, err error) {
 	mine := map[types.UID]bool{}
-	garbage := map[types.UID][]string{} // metadata specs besides
+	metadata := map[types.UID][]string{} // specs of the helper's
 	unknown := func(uid types.UID) bool { _, ok := cp.Claims[uid]; return !ok }
 	shares, err1 := entries(f.sharesDir)
 	for _, name := range shares {
 		if uid := types.UID(name); unknown(uid) {
 			mine[uid] = true
-			garbage[uid] = nil
 		}
 	}
 	specs, err2 := entries(f.cdiDir)
 	for _, name := range specs {
 		if uid, ok := cdi.ClaimOf(name); ok && unknown(types.UID(uid)) {
 			mine[types.UID(uid)] = true
-			garbage[types.UID(uid)] = garbage[types.UID(uid)]
 		}
 		if rest, ok := strings.CutPrefix(name, metadataPrefix); ok {
 			uid, _, _ := strings.Cut(rest, "_")
 			if unknown(types.UID(uid)) {
-				garbage[types.UID(uid)] = append(garbage[types.UID(uid)], filepath.Join(f.cdiDir, name))
+				metadata[types.UID(uid)] = append(metadata[types.UID(uid)], filepath.Join(f.cdiDir, name))
 			}
 		}
 	}
@@ -216,22 +214,24 @@ func (f *files) sweep(cp *state.Checkpoint) (swept, held []types.UID, err error)
 	folders, err3 := entries(f.metadata)
 	folders = slices.DeleteFunc(folders, func(name string) bool { return named[name] })
 	errs := []error{err1, err2, err3}
-	if len(garbage)+len(folders) > 0 {
+	if len(mine)+len(metadata)+len(folders) > 0 {
 		mounted, err := mountsOf(f.proc)
 		if err != nil {
 			return nil, nil, errors.Join(append(errs, fmt.Errorf("who has files mounted: %w", err))...)
 		}
-		for uid, specs := range garbage {
+		for uid := range mine {
 			if mounted.claims[uid] {
 				held = append(held, uid)
 				continue
 			}
-			if mine[uid] {
-				swept = append(swept, uid)
-			}
+			swept = append(swept, uid)
 			errs = append(errs, f.remove(uid))
+		}
+		for uid, specs := range metadata {
 			for _, name := range specs {
-				errs = append(errs, os.Remove(name))
+				if !mounted.claims[uid] {
+					errs = append(errs, os.Remove(name))
+				}
 			}
 		}
 		for _, name := range folders {
