@@ -145,24 +145,20 @@ func TestAClaimMadeBeforehandForAPodIsNotTicketedBeyondItsAdmission(t *testing.T
 
 func TestAPodThatPosesAsAJobsGetsNoMoreThanThatJobsPods(t *testing.T) {
 	w := newWorld(t)
-	w.node(t, "fixed", 2, "80000Mi", "20000Mi", nil)
+	w.node(t, "fixed", 8, "80000Mi", "20000Mi", nil)
 	w.queue(t, "q", w.flavor(t, "gpu", nil), "nvidia.com/gpu=1")
-	c := w.start(t)
-	w.serveWebhook(t, c)
+	// It is older than the job's own pod, so it comes first.
 	j := job("train", "queue-q", 1, "1")
 	w.create(t, j)
-	pods := w.allBound(t, "train", 1)
-	w.end(t, &pods[0])
-	_ = w.client.Get(t.Context(), client.ObjectKeyFromObject(j), j)
-	for i, gpus := range []string{"8", "1"} {
-		w.create(t, func() *corev1.Pod {
-			p := gated(withLimit(pod(fmt.Sprintf("sly-%d", i), "queue-q"), gpus))
-			p.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(j, batchv1.SchemeGroupVersion.WithKind("Job"))}
-			return p
-		}())
-	}
-	w.neverMore(t, 3*time.Second, pricing.Price{Devices: 1, Memory: 20000 << 20})
-	if err := w.unbound("sly-0")(t.Context()); client.IgnoreNotFound(err) != nil {
+	sly := gated(withLimit(pod("sly", "queue-q"), "8"))
+	sly.Labels["batch.kubernetes.io/controller-uid"] = string(j.UID)
+	sly.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(j, batchv1.SchemeGroupVersion.WithKind("Job"))}
+	w.create(t, sly)
+	c := w.start(t)
+	w.serveWebhook(t, c)
+	w.told(t, "sly", "TicketRefused", "1 nvidia.com/gpu for each pod of set \"main\", and this pod's claims ask for 8")
+	w.neverMore(t, 2*time.Second, pricing.Price{Devices: 1, Memory: 20000 << 20})
+	if err := w.unbound("sly")(t.Context()); err != nil {
 		t.Error(err)
 	}
 }
