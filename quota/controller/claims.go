@@ -117,7 +117,8 @@ func (r *claimReconciler) users(ctx context.Context, claim *resourceapi.Resource
 	var first *corev1.Pod
 	for i := range pods.Items {
 		p := &pods.Items[i]
-		if ended(p) {
+		if ended(p) || p.Spec.NodeName != "" && claim.Status.Allocation == nil {
+			// It has ended, or it named its node itself and gets no device there.
 			continue
 		}
 		n++

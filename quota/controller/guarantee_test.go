@@ -159,6 +159,35 @@ func TestGoingAroundTheGateGetsNoDevice(t *testing.T) {
 		return nil
 	})
 
+	// Nothing is reserved for it, or for a claim that only it waits for.
+	claim := &resourceapi.ResourceClaim{Spec: claimSpec("5Gi", "")}
+	claim.Name = "by-name"
+	w.create(t, claim)
+	small := withClaim(pod("small", "queue-q"), "by-name")
+	small.Spec.NodeName = node
+	w.template(t, "fits", "1Gi", "")
+	fits := withTemplate(pod("fits", "queue-q"), "fits")
+	fits.Spec.NodeName = node
+	w.create(t, small)
+	w.create(t, fits)
+	w.told(t, "fits", "NotAdmitted", "without spec.nodeName")
+	pinned := claimingJob("pinned", "fits", 1)
+	pinned.Spec.Template.Spec.NodeName = node
+	w.create(t, pinned)
+	w.waits(t, pinned, "leave out spec.nodeName")
+	holds(t, 2*time.Second, "nothing is reserved", func(ctx context.Context) error {
+		var all kueue.WorkloadList
+		if err := w.client.List(ctx, &all, client.InNamespace(w.ns)); err != nil {
+			return err
+		}
+		for i := range all.Items {
+			if a := all.Items[i].Status.Admission; a != nil && len(a.PodSetAssignments[0].ResourceUsage) > 0 {
+				return fmt.Errorf("%s holds %v", all.Items[i].Name, a.PodSetAssignments[0].ResourceUsage)
+			}
+		}
+		return nil
+	})
+
 	// The gate taken off by hand is the policy's matter; see package ticket.
 	over := withTemplate(pod("over", "queue-q"), "t")
 	w.create(t, over)

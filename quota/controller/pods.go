@@ -15,6 +15,7 @@ import (
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
 	"github.com/sluice-gpu/sluice/quota/jobs"
+	"github.com/sluice-gpu/sluice/quota/pricing"
 )
 
 // podReconciler makes the Workloads of pods that have a queue of their own, and
@@ -42,6 +43,9 @@ func (r *podReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 	id, set := podWorkload(pod)
 	if id == "" {
 		return ctrl.Result{}, nil
+	}
+	if r.outOfReach(pod) {
+		return ctrl.Result{}, r.refuse(ctx, pod)
 	}
 	wl, own, err := r.workloadOf(ctx, pod)
 	if err != nil {
@@ -96,6 +100,51 @@ func (r *podReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 	}
 	again, err := r.wake(ctx, pod)
 	return ctrl.Result{RequeueAfter: again}, err
+}
+
+// outOfReach says that a pod is on a node and lacks devices that it asks for.
+// The scheduler, which would allocate them, is done with it: it named its node
+// itself. Quota for it would be held for nothing.
+func (r *podReconciler) outOfReach(pod *corev1.Pod) bool {
+	if pod.Spec.NodeName == "" || ended(pod) {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	needs := 0
+	for _, ref := range pod.Spec.ResourceClaims {
+		if ref.ResourceClaimTemplateName != nil {
+			needs++
+		}
+	}
+	if extended, _ := pricing.ExtendedResources(&pod.Spec, r.fit.Classes()); extended != nil {
+		needs++
+	}
+	for _, claim := range r.core.claimsOf[pod.UID] {
+		if claim.Status.Allocation != nil {
+			needs--
+		}
+	}
+	return needs > 0
+}
+
+// refuse tells a pod that is out of reach why it gets nothing, and withdraws its
+// request. What was admitted already is left: allocations are watched apart from
+// pods, and one may be on its way here.
+func (r *podReconciler) refuse(ctx context.Context, pod *corev1.Pod) error {
+	if owner := metav1.GetControllerOf(pod); owner != nil && jobs.Find(owner.APIVersion, owner.Kind) != nil {
+		return nil
+	}
+	wl := r.existing(ctx, pod)
+	if wl != nil && wl.Status.Admission != nil {
+		return nil
+	}
+	r.event(pod, corev1.EventTypeWarning, "NotAdmitted", "Not admitted: the pod was put on node %s without the devices that it asks for, and only the scheduler allocates them; make it again without spec.nodeName", pod.Spec.NodeName)
+	if wl == nil {
+		return nil
+	}
+	uid, version := wl.UID, wl.ResourceVersion
+	return client.IgnoreNotFound(ignoreConflict(r.client.Delete(ctx, wl, client.Preconditions{UID: &uid, ResourceVersion: &version})))
 }
 
 // workloadOf returns the Workload that a pod really belongs to, nil if none, and

@@ -103,6 +103,9 @@ func (c *core) podSet(wl *kueue.Workload, set *kueue.PodSet) (engine.PodSet, fit
 	if extended != nil {
 		own = append(own, *extended)
 	}
+	if spec.NodeName != "" && len(own) > 0 {
+		return to, place, fmt.Errorf("the pod template names node %s, so the scheduler, which allocates devices, would not see its pods: leave out spec.nodeName", spec.NodeName)
+	}
 	for name, q := range podRequests(spec) {
 		if !slices.Contains(names, name) {
 			to.Requests[engine.Resource(name)] = amount(name, q)
