@@ -67,6 +67,10 @@ func deviceFlavor(given *kueue.PodSetAssignment) string {
 // all other tickets of the Workload. also is what the same pod asks for besides
 // and has no ticket for yet. The zero price needs no ticket.
 func (c *core) afford(wl *kueue.Workload, a *kueue.Admission, set string, ask claimRequest, also pricing.Price) (pricing.Price, error) {
+	if !c.synced {
+		// Tickets that are not known yet would not be counted.
+		return pricing.Price{}, errWait
+	}
 	given := setOf(a, set)
 	flavor := deviceFlavor(given)
 	if flavor == "" {
@@ -163,14 +167,14 @@ func (c *core) spent(id engine.WorkloadID, ask claimRequest) (all, mine pricing.
 		if uid == ask.claim || claim == nil || claim.UID != uid {
 			continue
 		}
-		t, err := ticket.Read(claim.Annotations)
-		if err != nil || t == nil {
+		price, ok := ticket.Charge(claim.Annotations)
+		if !ok {
 			// The API server allows nothing on such a ticket.
 			continue
 		}
-		all = all.Add(t.Price)
+		all = all.Add(price)
 		if owner := metav1.GetControllerOf(claim); uid == ask.slot || owner != nil && owner.UID == ask.slot {
-			mine = mine.Add(t.Price)
+			mine = mine.Add(price)
 		}
 	}
 	for key, s := range c.writing[id] {

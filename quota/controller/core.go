@@ -33,6 +33,8 @@ type core struct {
 	templates map[types.NamespacedName]*resourceapi.ResourceClaimTemplate
 	claims    map[types.NamespacedName]*resourceapi.ResourceClaim
 	charges   map[engine.WorkloadID]map[types.UID]types.NamespacedName
+	// synced says that all claims which were there at the start are known.
+	synced bool
 	// writing are tickets that charges does not show yet.
 	writing map[engine.WorkloadID]map[types.UID]spend
 	// claimsOf are the claims that were made for a pod alone.

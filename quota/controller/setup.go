@@ -194,6 +194,9 @@ func (c *core) listen(ctx context.Context, informers cache.Cache) (<-chan struct
 	ready := make(chan struct{})
 	go func() {
 		if toolscache.WaitForCacheSync(ctx.Done(), synced...) {
+			c.mu.Lock()
+			c.synced = true
+			c.mu.Unlock()
 			close(ready)
 		}
 	}()

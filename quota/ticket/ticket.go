@@ -88,6 +88,24 @@ func Read(annotations map[string]string) (*Ticket, error) {
 	return t, nil
 }
 
+// Charge is the price of the ticket among an object's annotations; false if
+// there is none that can be read. It looks at the numbers only, for those who
+// sum many.
+func Charge(annotations map[string]string) (pricing.Price, bool) {
+	var p pricing.Price
+	for _, f := range [...]struct {
+		key  string
+		into *int64
+	}{{Devices, &p.Devices}, {Memory, &p.Memory}, {Cores, &p.Cores}} {
+		n, err := strconv.ParseInt(annotations[f.key], 10, 64)
+		if err != nil || n < 0 {
+			return pricing.Price{}, false
+		}
+		*f.into = n
+	}
+	return p, true
+}
+
 // Has says whether any ticket annotation is present, even of an incomplete
 // ticket.
 func Has(annotations map[string]string) bool {

@@ -36,6 +36,9 @@ func TestATicketReadsBackAsItWasWritten(t *testing.T) {
 		if !got.Equal(want) {
 			t.Fatal(cmp.Diff(want, *got))
 		}
+		if charge, ok := Charge(want.Annotations()); !ok || charge != want.Price {
+			t.Fatalf("charged %v %v, want %v", charge, ok, want.Price)
+		}
 	})
 }
 
