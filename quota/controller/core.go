@@ -199,12 +199,13 @@ func (p *podFact) belongs(wl *kueue.Workload) bool {
 }
 
 // admitted returns what a workload was given, and whether it may run: quota is
-// reserved and it is not on its way out.
+// reserved and it is not evicted or finished. One that was deleted goes on until
+// nothing is in use.
 func admitted(wl *kueue.Workload) (*kueue.Admission, bool) {
 	if wl == nil || wl.Status.Admission == nil || !conditionTrue(wl, kueue.WorkloadAdmitted) {
 		return nil, false
 	}
-	if conditionTrue(wl, kueue.WorkloadEvicted) || conditionTrue(wl, kueue.WorkloadFinished) || wl.DeletionTimestamp != nil {
+	if conditionTrue(wl, kueue.WorkloadEvicted) || conditionTrue(wl, kueue.WorkloadFinished) {
 		return nil, false
 	}
 	return wl.Status.Admission, true

@@ -309,6 +309,21 @@ func TestAWorkloadDeletedByMistakeIsMadeAgainWithItsQuota(t *testing.T) {
 	if err := w.client.Delete(t.Context(), old); err != nil {
 		t.Fatal(err)
 	}
+	holds(t, 2*time.Second, "the deleted Workload stays while its pod runs", func(ctx context.Context) error {
+		now, err := w.workloadOf(ctx, p)
+		if err != nil {
+			return err
+		}
+		if now.UID != old.UID || now.DeletionTimestamp == nil || now.Status.Admission == nil {
+			return fmt.Errorf("uid %s, deleted %v, admission %v", now.UID, now.DeletionTimestamp, now.Status.Admission)
+		}
+		return nil
+	})
+	// Taken away by force it is made again.
+	force := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))
+	if err := w.client.Patch(t.Context(), old, force); err != nil {
+		t.Fatal(err)
+	}
 	apitest.Eventually(t, 20*time.Second, "made again", func(ctx context.Context) error {
 		now, err := w.workloadOf(ctx, p)
 		if err != nil {

@@ -24,6 +24,10 @@ const (
 	WorkloadLabel = "quota.sluice.dev/workload"
 	// PodSetLabel names, on those pods, their pod set.
 	PodSetLabel = "quota.sluice.dev/podset"
+	// Finalizer keeps a Workload while quota is held by it, also after it or its
+	// owner was deleted: without the object a restarted controller would not know
+	// of quota that pods on their way out still use.
+	Finalizer = "quota.sluice.dev/holds-quota"
 	// FieldOwner is the field manager of what the controller writes.
 	FieldOwner = "sluice-quota"
 )

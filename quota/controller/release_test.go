@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
+	"github.com/sluice-gpu/sluice/quota/engine"
 	"github.com/sluice-gpu/sluice/quota/ticket"
 )
 
@@ -105,5 +106,81 @@ func TestCatchingUpTakesInWhatTheCachesDoNotShow(t *testing.T) {
 	}
 	if !d.inUse("team/w") || d.held("team/w") != "q/4" || d.holds("team/other") {
 		t.Errorf("after: in use %v, held %q", d.inUse("team/w"), d.held("team/w"))
+	}
+}
+
+// gone says whether the API has removed a Workload; if so, its watch says so too.
+func (d *desk) gone(name string, last *kueue.Workload) bool {
+	d.t.Helper()
+	if d.stored(name) != nil {
+		return false
+	}
+	d.lost(last)
+	return true
+}
+
+func TestADeletedWorkloadStaysUntilNothingIsHeld(t *testing.T) {
+	wl := (&api{uid: "u"}).next(grant("q", 4), reserved, admittedCondition)
+	claim := ticketed("c", "w")
+	d := newDesk(t, wl, claim)
+	d.take("w")
+	d.reconcile("w")
+	if got := d.take("w"); len(got.Finalizers) != 1 {
+		t.Fatalf("finalizers of a Workload that holds quota: %v", got.Finalizers)
+	}
+	if err := d.client.Delete(t.Context(), wl); err != nil {
+		t.Fatal(err)
+	}
+	// A controller that starts now, and is slow to take in the claim.
+	last := d.take("w")
+	d.reconcile("w")
+	if d.gone("w", last) || d.held("team/w") != "q/4" {
+		t.Fatalf("the object is gone or held is %q while a claim has its ticket", d.held("team/w"))
+	}
+	if _, run := admitted(last); !run {
+		t.Error("what runs by it is stopped although only the object was deleted")
+	}
+	d.saw(claim)
+	d.reconcile("w")
+	if d.gone("w", last) {
+		t.Fatal("gone while a claim has its ticket")
+	}
+	if err := d.client.Delete(t.Context(), claim); err != nil {
+		t.Fatal(err)
+	}
+	d.lost(claim)
+	d.reconcile("w")
+	if !d.gone("w", last) || d.held("team/w") != "" {
+		t.Errorf("still there, held %q", d.held("team/w"))
+	}
+}
+
+func TestAWorkloadThatHoldsNothingHasNoFinalizer(t *testing.T) {
+	for name, wl := range map[string]*kueue.Workload{
+		"finished": (&api{uid: "u"}).next(grant("q", 4), reserved, admittedCondition, kueue.WorkloadFinished),
+		"evicted":  (&api{uid: "u"}).next(grant("q", 4), reserved, evicted),
+		"waiting":  (&api{uid: "u"}).next(nil),
+	} {
+		wl.Finalizers = []string{Finalizer}
+		d := newDesk(t, wl)
+		for range 2 {
+			d.take("w")
+			d.reconcile("w")
+		}
+		if got := d.stored("w"); len(got.Finalizers) != 0 {
+			t.Errorf("%s: finalizers %v", name, got.Finalizers)
+		}
+	}
+}
+
+func TestTheFinalizerIsThereBeforeTheReservation(t *testing.T) {
+	d := newDesk(t, (&api{uid: "u"}).next(nil))
+	d.take("w")
+	given := assignment(grant("q", 4))
+	d.engine.Apply(engine.Admitted{ID: "team/w", Assignment: given})
+	d.works["team/w"].admit = &engine.Admit{ID: "team/w", Assignment: given}
+	d.reconcile("w")
+	if got := d.stored("w"); len(got.Finalizers) != 1 || got.Status.Admission == nil {
+		t.Errorf("finalizers %v, admission %v", got.Finalizers, got.Status.Admission)
 	}
 }

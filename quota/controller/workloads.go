@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
 	"github.com/sluice-gpu/sluice/quota/engine"
@@ -76,15 +77,19 @@ func (r *workloads) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resul
 
 	switch reserved := wl.Status.Admission != nil; {
 	case conditionTrue(wl, kueue.WorkloadFinished):
-		return r.finish(ctx, id, v)
+		return r.finish(ctx, wl, id, v)
 	case reserved && conditionTrue(wl, kueue.WorkloadEvicted):
 		return r.release(ctx, wl, id)
 	case reserved && v.evict != nil:
 		return ctrl.Result{}, r.evict(ctx, wl, v.evict)
+	case reserved && wl.DeletionTimestamp != nil:
+		return r.depart(ctx, wl, v)
 	case reserved:
-		return ctrl.Result{}, nil
+		return ctrl.Result{}, r.protect(ctx, wl)
 	case v.admit != nil:
 		return ctrl.Result{}, r.admit(ctx, wl, v.admit)
+	case controllerutil.ContainsFinalizer(wl, Finalizer):
+		return ctrl.Result{}, r.unprotect(ctx, wl)
 	}
 	return ctrl.Result{}, r.wait(ctx, wl, v.why)
 }
@@ -107,12 +112,15 @@ func (r *workloads) missing(ctx context.Context, id engine.WorkloadID, v view) (
 	return ctrl.Result{RequeueAfter: recheck}, nil
 }
 
-func (r *workloads) finish(ctx context.Context, id engine.WorkloadID, v view) (ctrl.Result, error) {
+func (r *workloads) finish(ctx context.Context, wl *kueue.Workload, id engine.WorkloadID, v view) (ctrl.Result, error) {
 	if v.holds {
 		return ctrl.Result{RequeueAfter: recheck}, nil
 	}
-	if charged, err := r.charged(ctx, v.object); err != nil || charged {
+	if charged, err := r.charged(ctx, wl); err != nil || charged {
 		return ctrl.Result{RequeueAfter: recheck}, err
+	}
+	if err := r.unprotect(ctx, wl); err != nil {
+		return ctrl.Result{}, err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -122,10 +130,59 @@ func (r *workloads) finish(ctx context.Context, id engine.WorkloadID, v view) (c
 	return ctrl.Result{}, nil
 }
 
+// depart lets a deleted Workload go once nothing is in use.
+func (r *workloads) depart(ctx context.Context, wl *kueue.Workload, v view) (ctrl.Result, error) {
+	if v.holds {
+		return ctrl.Result{RequeueAfter: recheck}, nil
+	}
+	if charged, err := r.charged(ctx, wl); err != nil || charged {
+		return ctrl.Result{RequeueAfter: recheck}, err
+	}
+	return ctrl.Result{}, r.unprotect(ctx, wl)
+}
+
+// protect puts the finalizer on a Workload. wl is the result.
+func (r *workloads) protect(ctx context.Context, wl *kueue.Workload) error {
+	if !controllerutil.AddFinalizer(wl, Finalizer) {
+		return nil
+	}
+	return r.client.Update(ctx, wl, client.FieldOwner(FieldOwner))
+}
+
+// unprotect takes the finalizer off a Workload by which nothing is held.
+func (r *workloads) unprotect(ctx context.Context, wl *kueue.Workload) error {
+	wl = wl.DeepCopy()
+	if !controllerutil.RemoveFinalizer(wl, Finalizer) {
+		return nil
+	}
+	return client.IgnoreNotFound(r.client.Update(ctx, wl, client.FieldOwner(FieldOwner)))
+}
+
 // admit reserves quota in the Workload's status. No gate is opened and no
 // ticket is written before this is in the API.
 func (r *workloads) admit(ctx context.Context, wl *kueue.Workload, d *engine.Admit) error {
 	wl = wl.DeepCopy()
+	// First of all: there is no moment at which quota is held and the object can
+	// be gone.
+	err := r.protect(ctx, wl)
+	if err == nil {
+		err = r.grant(ctx, wl, d)
+	}
+	if apierrors.IsNotFound(err) || apierrors.IsInvalid(err) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.engine.Apply(engine.AdmissionFailed{ID: d.ID, NotBefore: r.now().Add(10 * time.Second)})
+		if w := r.works[d.ID]; w != nil {
+			w.admit = nil
+		}
+		r.wake()
+		return client.IgnoreNotFound(err)
+	}
+	return err
+}
+
+// grant writes the reservation.
+func (r *workloads) grant(ctx context.Context, wl *kueue.Workload, d *engine.Admit) error {
 	wl.Status.Admission = admission(d.Assignment)
 	message := fmt.Sprintf("Quota reserved in ClusterQueue %s", d.Assignment.Queue)
 	r.set(wl, kueue.WorkloadQuotaReserved, metav1.ConditionTrue, "QuotaReserved", message)
@@ -135,17 +192,7 @@ func (r *workloads) admit(ctx context.Context, wl *kueue.Workload, d *engine.Adm
 			r.set(wl, kind, metav1.ConditionFalse, "QuotaReserved", "Admitted again")
 		}
 	}
-	switch err := r.write(ctx, wl); {
-	case apierrors.IsNotFound(err) || apierrors.IsInvalid(err):
-		r.mu.Lock()
-		r.engine.Apply(engine.AdmissionFailed{ID: d.ID, NotBefore: r.now().Add(10 * time.Second)})
-		if w := r.works[d.ID]; w != nil {
-			w.admit = nil
-		}
-		r.wake()
-		r.mu.Unlock()
-		return client.IgnoreNotFound(err)
-	case err != nil:
+	if err := r.write(ctx, wl); err != nil {
 		return err
 	}
 	r.metrics.admitted(string(d.Assignment.Queue), r.now().Sub(wl.CreationTimestamp.Time))

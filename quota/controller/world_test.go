@@ -95,6 +95,16 @@ func (w *world) clean(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	// Nobody is left who would take the finalizers off.
+	var wls kueue.WorkloadList
+	if err := w.client.List(ctx, &wls, client.InNamespace(w.ns)); err != nil {
+		t.Error(err)
+	}
+	for i := range wls.Items {
+		if err := client.IgnoreNotFound(w.client.Patch(ctx, &wls.Items[i], client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`)))); err != nil {
+			t.Error(err)
+		}
+	}
 	for _, o := range []client.Object{&kueue.ClusterQueue{}, &kueue.ResourceFlavor{}, &corev1.Node{}, &resourceapi.ResourceSlice{}} {
 		if err := w.client.DeleteAllOf(ctx, o, client.MatchingLabels{"team": w.ns}); err != nil {
 			t.Error(err)
