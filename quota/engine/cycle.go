@@ -4,8 +4,8 @@ package engine
 // shares between queues are three orders, and together they need not be one: a
 // may evict b by priority, b may evict c since it is due to it, and c may evict a
 // to make shares even. So a tree remembers who was evicted for whom since there
-// was last anything new in it, and nobody is evicted for a workload that he, or
-// somebody in turn, was made room for by evicting.
+// was last anything new in it, and nobody may evict a workload for which he was
+// evicted, directly or through others.
 //
 // Anything new (a workload that comes, changes or ends, a quota that changes)
 // makes the tree forget. Admissions and releases are not new: they only follow.

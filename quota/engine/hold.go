@@ -21,7 +21,10 @@ func (e *Engine) charge(w *work) {
 	q := h.queue
 	switch h.state {
 	case promised:
-		q.promises = append(q.promises, w)
+		i := sort.Search(len(q.promises), func(i int) bool { return leavesBefore(w, q.promises[i]) })
+		q.promises = append(q.promises, nil)
+		copy(q.promises[i+1:], q.promises[i:])
+		q.promises[i] = w
 		if t := q.tree(); t != nil {
 			t.promised = append(t.promised, w)
 			e.touch(t)

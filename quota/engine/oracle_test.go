@@ -422,7 +422,7 @@ func (o *oracle) fitsPlanned(q ClusterQueue, use map[oracleFR]int64, mayBorrow b
 func (o *oracle) victims(w *oracleWork, q ClusterQueue, use map[oracleFR]int64) []oracleVictim {
 	var contested []oracleFR
 	for fr, ask := range use {
-		if ask > o.available(planned, queueNode(q.Name), fr) {
+		if ask > 0 && ask > o.available(planned, queueNode(q.Name), fr) {
 			contested = append(contested, fr)
 		}
 	}
@@ -698,6 +698,16 @@ func (o *oracle) heads(q ClusterQueue) []*oracleWork {
 
 // follow checks decisions against the rules and takes them over.
 func (o *oracle) follow(decisions []Decision, now int64, inOrder bool) error {
+	// First of all those who must go whoever waits.
+	for len(decisions) > 0 {
+		d, ok := decisions[0].(Evict)
+		if !ok || d.For != "" {
+			break
+		}
+		o.works[d.Victim].state = "leaving"
+		o.dirty()
+		decisions = decisions[1:]
+	}
 	o.dropHopeless()
 	var expected []oracleVictim
 	var expectFor WorkloadID
@@ -713,11 +723,6 @@ func (o *oracle) follow(decisions []Decision, now int64, inOrder bool) error {
 				return fmt.Errorf("%q: %w", d, err)
 			}
 		case Evict:
-			if d.For == "" {
-				o.works[d.Victim].state = "leaving"
-				o.dirty()
-				continue
-			}
 			if d.For != expectFor || len(expected) == 0 {
 				var err error
 				if expected, err = o.followPromise(d.For); err != nil {
@@ -900,7 +905,7 @@ func (o *oracle) followPromise(id WorkloadID) ([]oracleVictim, error) {
 		v.w.state, v.w.forWork = "leaving", id
 		evicted = append(evicted, v)
 	}
-	w.state, w.queue, w.use, w.a = "promised", q.Name, out.use, out.a
+	w.state, w.queue, w.use, w.a, w.at = "promised", q.Name, out.use, out.a, 0
 	o.dirty()
 	return evicted, nil
 }

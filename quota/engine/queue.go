@@ -34,7 +34,7 @@ type queue struct {
 	// entry is its head's nomination in the present Decide.
 	entry *nomination
 
-	// holders have quota, in the order of eviction; promised wait for theirs.
+	// holders have quota, promises wait for theirs, both in the order of eviction.
 	holders  []*work
 	promises []*work
 	leaving  int
