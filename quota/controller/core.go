@@ -68,6 +68,9 @@ type work struct {
 	told, placed bool
 	// asked is what one pod of each set asks for, as it was admitted.
 	asked map[string][]resourceapi.DeviceClaim
+	// generation is that of the spec which the engine was told, decided that of
+	// the one which admit is about.
+	generation, decided int64
 	// admit and evict are decisions that are not written yet.
 	admit *engine.Admit
 	evict *engine.Evict

@@ -40,7 +40,7 @@ func (c *core) decide() []engine.Decision {
 		switch d := d.(type) {
 		case engine.Admit:
 			if w := c.works[d.ID]; w != nil {
-				w.admit, w.placed = &d, true
+				w.admit, w.placed, w.decided = &d, true, w.generation
 				c.tell(d.ID)
 			}
 		case engine.Evict:

@@ -68,7 +68,7 @@ func (c *core) tellEngine(w *work) {
 	}
 	c.fit.SetWorkload(w.id, places)
 	c.engine.Apply(engine.WorkloadChanged{Workload: ask})
-	w.told = true
+	w.told, w.generation = true, wl.Generation
 }
 
 // podSet is what one set asks for, of the budget and of nodes.

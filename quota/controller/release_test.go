@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -178,9 +179,50 @@ func TestTheFinalizerIsThereBeforeTheReservation(t *testing.T) {
 	d.take("w")
 	given := assignment(grant("q", 4))
 	d.engine.Apply(engine.Admitted{ID: "team/w", Assignment: given})
-	d.works["team/w"].admit = &engine.Admit{ID: "team/w", Assignment: given}
+	d.works["team/w"].admit, d.works["team/w"].decided = &engine.Admit{ID: "team/w", Assignment: given}, 1
 	d.reconcile("w")
 	if got := d.stored("w"); len(got.Finalizers) != 1 || got.Status.Admission == nil {
 		t.Errorf("finalizers %v, admission %v", got.Finalizers, got.Status.Admission)
+	}
+}
+
+func TestAnAdmissionIsNotWrittenOnASpecThatWasNotDecidedOn(t *testing.T) {
+	for name, told := range map[string]bool{"no news of the change": false, "the change is known": true} {
+		t.Run(name, func(t *testing.T) { admitChanged(t, told) })
+	}
+}
+
+func admitChanged(t *testing.T, told bool) {
+	wl := (&api{uid: "u"}).next(nil)
+	d := newDesk(t, wl)
+	d.saw(&kueue.ResourceFlavor{ObjectMeta: metav1.ObjectMeta{Name: "gpu", UID: "f"}})
+	d.engine.Apply(engine.QueueChanged{Queue: engine.ClusterQueue{Name: "q", Namespaces: engine.Selector{Everything: true}}})
+	d.engine.Apply(engine.LocalQueueChanged{LocalQueue: engine.LocalQueue{Name: engine.LocalQueueName{Namespace: "team"}, Queue: "q"}})
+	d.saw(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "n"}})
+	d.take("w")
+	d.decide()
+	if d.works["team/w"].admit == nil {
+		t.Fatalf("not admitted: %s", d.engine.Why("team/w").String())
+	}
+	// Ten times as many pods.
+	changed := d.stored("w")
+	changed.Spec.PodSets[0].Count, changed.Generation = 10, 2
+	if err := d.client.Update(t.Context(), changed); err != nil {
+		t.Fatal(err)
+	}
+	if told {
+		// The engine hears of it, but the decision stands until it fails.
+		d.take("w")
+		d.decide()
+	}
+	d.reconcile("w")
+	if d.stored("w").Status.Admission != nil || d.works["team/w"].admit != nil || d.held("team/w") != "" {
+		t.Fatalf("one pod was decided on, ten are admitted: held %q", d.held("team/w"))
+	}
+	d.take("w")
+	d.decide()
+	d.reconcile("w")
+	if got := d.stored("w"); got.Status.Admission == nil || *got.Status.Admission.PodSetAssignments[0].Count != 10 {
+		t.Errorf("then admitted: %v", got.Status.Admission)
 	}
 }

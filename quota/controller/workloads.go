@@ -39,9 +39,11 @@ type view struct {
 	object *kueue.Workload
 	admit  *engine.Admit
 	evict  *engine.Evict
-	why    engine.Why
-	holds  bool
-	known  bool
+	// generation is that of the spec which was decided on.
+	generation int64
+	why        engine.Why
+	holds      bool
+	known      bool
 }
 
 func (r *workloads) view(id engine.WorkloadID) view {
@@ -51,7 +53,7 @@ func (r *workloads) view(id engine.WorkloadID) view {
 	if w == nil {
 		return view{}
 	}
-	v := view{known: true, object: w.object, admit: w.admit, evict: w.evict, holds: r.holds(id)}
+	v := view{known: true, object: w.object, admit: w.admit, evict: w.evict, holds: r.holds(id), generation: w.decided}
 	if w.told {
 		v.why = r.engine.Why(id)
 	}
@@ -86,6 +88,11 @@ func (r *workloads) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resul
 		return r.depart(ctx, wl, v)
 	case reserved:
 		return ctrl.Result{}, r.protect(ctx, wl)
+	case v.admit != nil && wl.Generation != v.generation:
+		// The user changed the object meanwhile: what was decided is not what it
+		// asks for now. The new spec is on its way here.
+		r.failed(id, time.Time{})
+		return ctrl.Result{}, nil
 	case v.admit != nil:
 		return ctrl.Result{}, r.admit(ctx, wl, v.admit)
 	case controllerutil.ContainsFinalizer(wl, Finalizer):
@@ -169,16 +176,24 @@ func (r *workloads) admit(ctx context.Context, wl *kueue.Workload, d *engine.Adm
 		err = r.grant(ctx, wl, d)
 	}
 	if apierrors.IsNotFound(err) || apierrors.IsInvalid(err) {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.engine.Apply(engine.AdmissionFailed{ID: d.ID, NotBefore: r.now().Add(10 * time.Second)})
-		if w := r.works[d.ID]; w != nil {
-			w.admit = nil
-		}
-		r.wake()
+		r.failed(d.ID, r.now().Add(10*time.Second))
 		return client.IgnoreNotFound(err)
 	}
 	return err
+}
+
+// failed takes an admission back that is not in the API.
+func (c *core) failed(id engine.WorkloadID, notBefore time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	w := c.works[id]
+	if w == nil || w.admit == nil {
+		return
+	}
+	w.admit = nil
+	c.engine.Apply(engine.AdmissionFailed{ID: id, NotBefore: notBefore})
+	c.dirty[id] = struct{}{}
+	c.wake()
 }
 
 // grant writes the reservation.
