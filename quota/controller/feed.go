@@ -206,6 +206,7 @@ func (c *core) lostWorkload(id engine.WorkloadID) {
 func (c *core) forget(id engine.WorkloadID) {
 	c.engine.Apply(engine.WorkloadRemoved{ID: id})
 	c.fit.RemoveWorkload(id)
+	delete(c.writing, id)
 	delete(c.works, id)
 	delete(c.dirty, id)
 	c.room = true
@@ -216,6 +217,8 @@ func (c *core) forget(id engine.WorkloadID) {
 func (c *core) released(id engine.WorkloadID) {
 	c.engine.Apply(engine.Released{ID: id})
 	c.fit.Drop(id)
+	// Tickets of its pods that were awaited will not come any more.
+	delete(c.writing, id)
 	if w := c.works[id]; w != nil {
 		w.evict = nil
 		w.admit = nil
