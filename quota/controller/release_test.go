@@ -226,3 +226,33 @@ func admitChanged(t *testing.T, told bool) {
 		t.Errorf("then admitted: %v", got.Status.Admission)
 	}
 }
+
+func TestAWorkloadMadeAgainHalfwayGetsItsQuotaBack(t *testing.T) {
+	old := (&api{uid: "u"}).next(grant("q", 4), reserved, admittedCondition)
+	d := newDesk(t, (&api{uid: "u2", version: 5}).next(nil))
+	claim := ticketed("c", "w")
+	d.saw(claim)
+	d.saw(old)
+	d.lost(old)
+	// Made again, but the status was not written before its maker failed.
+	d.take("w")
+	d.reconcile("w")
+	if got := d.stored("w"); got.Status.Admission == nil || len(got.Finalizers) != 1 || d.held("team/w") != "q/4" {
+		t.Fatalf("admission %v, finalizers %v, held %q", got.Status.Admission, got.Finalizers, d.held("team/w"))
+	}
+}
+
+func TestAWorkloadMadeAgainHoldsNothingOnceNothingIsInUse(t *testing.T) {
+	old := (&api{uid: "u"}).next(grant("q", 4), reserved, admittedCondition)
+	d := newDesk(t, (&api{uid: "u2", version: 5}).next(nil))
+	claim := ticketed("c", "w")
+	d.saw(claim)
+	d.saw(old)
+	d.lost(old)
+	d.take("w")
+	d.lost(claim)
+	d.reconcile("w")
+	if got := d.stored("w"); got.Status.Admission != nil || d.held("team/w") != "" {
+		t.Errorf("admission %v, held %q", got.Status.Admission, d.held("team/w"))
+	}
+}

@@ -107,12 +107,7 @@ func (s *sources) create(ctx context.Context, key types.NamespacedName, w wanted
 	s.mu.Unlock()
 	if holding && busy {
 		// The Workload of something that runs was deleted: its quota goes on.
-		wl.Status.Admission = admission(held)
-		for kind, reason := range map[string]string{kueue.WorkloadQuotaReserved: "QuotaReserved", kueue.WorkloadAdmitted: "Admitted"} {
-			meta.SetStatusCondition(&wl.Status.Conditions, metav1.Condition{
-				Type: kind, Status: metav1.ConditionTrue, Reason: reason, Message: "Made again: what it admitted is still in use",
-			})
-		}
+		madeAgain(wl, held)
 		if err := s.client.Status().Update(ctx, wl, client.FieldOwner(FieldOwner)); err != nil {
 			return nil, err
 		}

@@ -42,8 +42,12 @@ type view struct {
 	// generation is that of the spec which was decided on.
 	generation int64
 	why        engine.Why
-	holds      bool
-	known      bool
+	// lost is what the engine counts as held although the object shows nothing:
+	// it was deleted by force and made again.
+	lost  *engine.Assignment
+	holds bool
+	inUse bool
+	known bool
 }
 
 func (r *workloads) view(id engine.WorkloadID) view {
@@ -54,6 +58,10 @@ func (r *workloads) view(id engine.WorkloadID) view {
 		return view{}
 	}
 	v := view{known: true, object: w.object, admit: w.admit, evict: w.evict, holds: r.holds(id), generation: w.decided}
+	v.inUse = r.inUse(id)
+	if held, ok := r.engine.Holding(id); ok && w.admit == nil && w.object != nil && w.object.Status.Admission == nil {
+		v.lost = &held
+	}
 	if w.told {
 		v.why = r.engine.Why(id)
 	}
@@ -95,6 +103,15 @@ func (r *workloads) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resul
 		return ctrl.Result{}, nil
 	case v.admit != nil:
 		return ctrl.Result{}, r.admit(ctx, wl, v.admit)
+	case v.lost != nil && v.inUse && wl.DeletionTimestamp == nil:
+		return ctrl.Result{}, r.restore(ctx, wl, *v.lost)
+	case v.lost != nil && v.holds:
+		return ctrl.Result{RequeueAfter: recheck}, nil
+	case v.lost != nil:
+		r.mu.Lock()
+		r.released(id)
+		r.mu.Unlock()
+		return ctrl.Result{}, nil
 	case controllerutil.ContainsFinalizer(wl, Finalizer):
 		return ctrl.Result{}, r.unprotect(ctx, wl)
 	}
@@ -180,6 +197,29 @@ func (r *workloads) admit(ctx context.Context, wl *kueue.Workload, d *engine.Adm
 		return client.IgnoreNotFound(err)
 	}
 	return err
+}
+
+// restore gives a Workload that was made again what is still in use by it. The
+// object that it belongs to does so at once; this is for where that was cut short.
+func (r *workloads) restore(ctx context.Context, wl *kueue.Workload, held engine.Assignment) error {
+	wl = wl.DeepCopy()
+	if err := r.protect(ctx, wl); err != nil {
+		return err
+	}
+	madeAgain(wl, held)
+	return r.write(ctx, wl)
+}
+
+// madeAgain puts what is held into the status of a Workload.
+func madeAgain(wl *kueue.Workload, held engine.Assignment) {
+	wl.Status.Admission = admission(held)
+	for _, c := range []metav1.Condition{
+		{Type: kueue.WorkloadQuotaReserved, Reason: "QuotaReserved"},
+		{Type: kueue.WorkloadAdmitted, Reason: "Admitted"},
+	} {
+		c.Status, c.Message = metav1.ConditionTrue, "Made again: what it admitted is still in use"
+		meta.SetStatusCondition(&wl.Status.Conditions, c)
+	}
 }
 
 // failed takes an admission back that is not in the API.
