@@ -50,8 +50,13 @@ func (c *core) saw(object any) {
 	case *resourceapi.ResourceClaim:
 		c.sawClaim(o)
 	case *resourceapi.ResourceClaimTemplate:
-		c.templates[types.NamespacedName{Namespace: o.Namespace, Name: o.Name}] = o
-		c.repriceAll()
+		name := types.NamespacedName{Namespace: o.Namespace, Name: o.Name}
+		old := c.templates[name]
+		c.templates[name] = o
+		if old != nil && equality.Semantic.DeepEqual(old.Spec, o.Spec) {
+			return
+		}
+		c.templateChanged(name)
 	case *resourceapi.ResourceSlice:
 		if old := c.slices[o.Name]; old != nil && equality.Semantic.DeepEqual(old.Spec, o.Spec) {
 			return
@@ -60,7 +65,12 @@ func (c *core) saw(object any) {
 		c.fit.SetSlice(o)
 		c.devicesChanged()
 	case *resourceapi.DeviceClass:
+		// We stamp our own class to wake the scheduler; that changes nothing here.
+		old := c.fit.Classes()[o.Name]
 		c.fit.SetClass(o)
+		if old != nil && equality.Semantic.DeepEqual(old.Spec, o.Spec) {
+			return
+		}
 		c.devicesChanged()
 	}
 	c.wake()
@@ -99,8 +109,9 @@ func (c *core) lost(object any) {
 	case *resourceapi.ResourceClaim:
 		c.lostClaim(o)
 	case *resourceapi.ResourceClaimTemplate:
-		delete(c.templates, types.NamespacedName{Namespace: o.Namespace, Name: o.Name})
-		c.repriceAll()
+		name := types.NamespacedName{Namespace: o.Namespace, Name: o.Name}
+		delete(c.templates, name)
+		c.templateChanged(name)
 	case *resourceapi.ResourceSlice:
 		delete(c.slices, o.Name)
 		c.fit.RemoveSlice(o.Name)
@@ -288,6 +299,27 @@ func (c *core) repriceAll() {
 	}
 }
 
+// templateChanged prices again what waits and names a claim template. Prices are
+// kept by what is asked, so they stay right.
+func (c *core) templateChanged(name types.NamespacedName) {
+	for id, w := range c.works {
+		if w.object != nil && w.object.Namespace == name.Namespace && w.object.Status.Admission == nil && namesTemplate(w.object, name.Name) {
+			c.dirty[id] = struct{}{}
+		}
+	}
+}
+
+func namesTemplate(wl *kueue.Workload, template string) bool {
+	for i := range wl.Spec.PodSets {
+		for _, ref := range wl.Spec.PodSets[i].Template.Spec.ResourceClaims {
+			if ref.ResourceClaimTemplateName != nil && *ref.ResourceClaimTemplateName == template {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 func (c *core) sawPod(o *corev1.Pod) {
 	old := c.pods[o.UID]
 	if old != nil && version(o) < old.version {
@@ -383,6 +415,7 @@ func (c *core) sawClaim(o *resourceapi.ResourceClaim) {
 			c.charges[id] = map[types.UID]types.NamespacedName{}
 		}
 		c.charges[id][o.UID] = name
+		c.landed(id, o)
 	}
 	c.fit.SetClaim(o, id)
 	if owner := metav1.GetControllerOf(o); owner != nil && owner.Kind == "Pod" {
