@@ -178,8 +178,7 @@ func (c *core) spent(id engine.WorkloadID, ask claimRequest) (all, mine pricing.
 		}
 	}
 	for key, s := range c.writing[id] {
-		_, seen := c.charges[id][key]
-		if seen || key == s.slot && c.born(key) || c.now().After(s.until) {
+		if c.now().After(s.until) {
 			c.unspend(id, key)
 			continue
 		}
@@ -200,6 +199,14 @@ func (c *core) spending(id engine.WorkloadID, ask claimRequest, price pricing.Pr
 		c.writing[id] = map[types.UID]spend{}
 	}
 	c.writing[id][ask.claim] = spend{slot: ask.slot, price: price, until: c.now().Add(unseen)}
+}
+
+// landed ends the time of a ticket that a claim shows now.
+func (c *core) landed(id engine.WorkloadID, claim *resourceapi.ResourceClaim) {
+	c.unspend(id, claim.UID)
+	if owner := metav1.GetControllerOf(claim); owner != nil && claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation] == "true" {
+		c.unspend(id, owner.UID)
+	}
 }
 
 func (c *core) unspend(id engine.WorkloadID, key types.UID) {

@@ -95,6 +95,24 @@ func TestTicketsThatAreBeingWrittenCount(t *testing.T) {
 	refused(give(asks("e", "pod-e", 1)), true)
 }
 
+// The scheduler's claim has no UID when it gets its ticket, and it may come and
+// go before another ticket is asked for.
+func TestATicketOfABornClaimEndsWithTheClaim(t *testing.T) {
+	c, wl := equipped(t)
+	for _, pod := range []types.UID{"pod-a", "pod-b", "pod-c", "pod-d"} {
+		tick, err := c.ticketFor(asks(pod, pod, 1), wl, wl.Status.Admission, mainSet, "n1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		born := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "of-" + string(pod), UID: "of-" + pod, ResourceVersion: "900"}}
+		born.Annotations = tick.Annotations()
+		born.Annotations[resourceapi.ExtendedResourceClaimAnnotation] = "true"
+		born.OwnerReferences = []metav1.OwnerReference{{Kind: "Pod", UID: pod, Controller: ptr.To(true)}}
+		c.saw(born)
+		c.lost(born)
+	}
+}
+
 func TestNoTicketBeforeAllThatCarryOneAreKnown(t *testing.T) {
 	c, wl := equipped(t)
 	c.synced = false
