@@ -26,7 +26,6 @@ type fairSource struct {
 	initial share
 	// later are candidates that the first strategy passed over.
 	later []*work
-	next  int
 }
 
 // standing is the state of a node in a search.

@@ -19,18 +19,16 @@ type worldSize struct {
 
 // world is an engine with the oracle beside it.
 type world struct {
-	t         *rapid.T
-	size      worldSize
-	options   []Option
-	engine    *Engine
-	twin      *Engine // told the same; must answer the same
-	oracle    *oracle
-	now       time.Time
-	born      int
-	evicts    bool // some queue may evict
-	cuts      bool // some quota was lowered, or an admission came from outside
-	exact     bool
-	decisions int
+	t       *rapid.T
+	size    worldSize
+	options []Option
+	engine  *Engine
+	twin    *Engine // told the same; must answer the same
+	oracle  *oracle
+	now     time.Time
+	born    int
+	evicts  bool // some queue may evict
+	cuts    bool // some quota was lowered, or an admission came from outside
 }
 
 func newWorld(t *rapid.T, size worldSize, fair, evicts bool) *world {
