@@ -216,20 +216,23 @@ func TestEvictionForRoomTakesNobodyWhoCouldStay(t *testing.T) {
 		if len(victims) == 0 || x.hold == nil || x.hold.state != promised {
 			return
 		}
-		// With one victim back, the budget or the cards do not allow it.
+		// With one victim back, the rules, the budget or the cards do not allow it.
 		h := x.hold
 		for _, kept := range victims {
 			v := w.engine.works[kept]
 			w.engine.imagineBack(v)
-			budget := true
-			for _, c := range h.charges {
-				budget = budget && c.cell.available(planned) >= 0
-			}
 			var others []WorkloadID
+			reclaims := false
 			for _, id := range victims {
 				if id != kept {
 					others = append(others, id)
+					reclaims = reclaims || w.engine.works[id].hold.reason != InClusterQueue
 				}
+			}
+			// Who takes back from other queues may not borrow meanwhile.
+			budget := true
+			for _, c := range h.charges {
+				budget = budget && c.cell.available(planned) >= 0 && !(reclaims && c.cell.borrowed(planned) > 0)
 			}
 			_, no := w.cards.Place(x.workload(), h.assignment, others)
 			w.engine.imagineGone(v)
