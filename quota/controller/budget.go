@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-gpu/sluice/quota/engine"
 	"github.com/sluice-gpu/sluice/quota/pricing"
 	"github.com/sluice-gpu/sluice/quota/ticket"
+	"github.com/sluice-gpu/sluice/quota/translate"
 )
 
 // This file holds the one rule that every ticket obeys, whatever claims, pods
@@ -123,7 +124,7 @@ func share(given *kueue.PodSetAssignment, r engine.Resource) (engine.Amount, boo
 	if !listed {
 		return 0, false
 	}
-	return amount(corev1.ResourceName(r), q) / engine.Amount(max(1, ptr.Deref(given.Count, 0))), true
+	return translate.Amount(corev1.ResourceName(r), q) / engine.Amount(max(1, ptr.Deref(given.Count, 0))), true
 }
 
 // total is what all sets were given of a resource.
@@ -139,7 +140,7 @@ func total(a *kueue.Admission, r engine.Resource) (engine.Amount, bool) {
 			continue
 		}
 		bounded = true
-		n := amount(corev1.ResourceName(r), q)
+		n := translate.Amount(corev1.ResourceName(r), q)
 		if sum > engine.Unlimited-n {
 			return engine.Unlimited, true
 		}

@@ -9,6 +9,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/sluice-gpu/sluice/quota/engine"
+	"github.com/sluice-gpu/sluice/quota/translate"
 )
 
 // decide prices what has changed, asks the engine, and remembers its decisions
@@ -70,7 +71,7 @@ func (c *core) reserve(w *work) bool {
 	if !run {
 		return true
 	}
-	rest := assignment(a)
+	rest := translate.Assignment(a)
 	for i := range rest.PodSets {
 		set := &rest.PodSets[i]
 		for _, p := range c.podsOf[w.id] {

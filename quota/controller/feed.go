@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-gpu/sluice/quota/fit"
 	"github.com/sluice-gpu/sluice/quota/pricing"
 	"github.com/sluice-gpu/sluice/quota/ticket"
+	"github.com/sluice-gpu/sluice/quota/translate"
 )
 
 // This file is the one way in. Each function takes in one object as the API
@@ -36,9 +37,9 @@ func (c *core) saw(object any) {
 		c.queues[o.Name] = o
 		c.applyQueue(o)
 	case *kueue.LocalQueue:
-		c.engine.Apply(engine.LocalQueueChanged{LocalQueue: localQueue(o)})
+		c.engine.Apply(engine.LocalQueueChanged{LocalQueue: translate.LocalQueue(o)})
 	case *kueue.Cohort:
-		c.engine.Apply(engine.CohortChanged{Cohort: cohort(o)})
+		c.engine.Apply(engine.CohortChanged{Cohort: translate.Cohort(o)})
 	case *kueue.ResourceFlavor:
 		c.sawFlavor(o)
 	case *corev1.Namespace:
@@ -160,7 +161,7 @@ func (c *core) sawWorkload(o *kueue.Workload) {
 	w.admit = nil
 	c.engine.Apply(engine.Admitted{
 		ID:         id,
-		Assignment: assignment(o.Status.Admission),
+		Assignment: translate.Assignment(o.Status.Admission),
 		At:         at.Time,
 		Reserved:   !conditionTrue(o, kueue.WorkloadAdmitted),
 		Evicting:   conditionTrue(o, kueue.WorkloadEvicted) || conditionTrue(o, kueue.WorkloadFinished),
@@ -240,7 +241,7 @@ func (c *core) released(id engine.WorkloadID) {
 }
 
 func (c *core) applyQueue(o *kueue.ClusterQueue) {
-	q := clusterQueue(o)
+	q := translate.ClusterQueue(o)
 	for _, g := range o.Spec.ResourceGroups {
 		for _, f := range g.Flavors {
 			if flavor := c.flavors[string(f.Name)]; flavor != nil && flavor.Spec.TopologyName != nil && q.Inactive == "" {

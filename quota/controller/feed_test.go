@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-gpu/sluice/quota/config"
 	"github.com/sluice-gpu/sluice/quota/engine"
 	"github.com/sluice-gpu/sluice/quota/pricing"
+	"github.com/sluice-gpu/sluice/quota/translate"
 )
 
 // loaded is a core that has taken in all that there is.
@@ -34,7 +35,7 @@ type api struct {
 
 // grant is an admission to a queue of so many devices.
 func grant(queue string, devices int64) *kueue.Admission {
-	return admission(engine.Assignment{Queue: engine.QueueName(queue), PodSets: []engine.PodSetAssignment{{
+	return translate.Admission(engine.Assignment{Queue: engine.QueueName(queue), PodSets: []engine.PodSetAssignment{{
 		Name: mainSet, Count: 1,
 		Flavors: map[engine.Resource]engine.FlavorName{pricing.ResourceDevices: "gpu"},
 		Usage:   engine.Amounts{pricing.ResourceDevices: engine.Amount(devices)},
@@ -117,7 +118,7 @@ func TestAnAdmissionThatIsNotWrittenYetOutlivesOlderNews(t *testing.T) {
 	a := &api{uid: "u"}
 	c.saw(a.next(nil))
 	// Decided here, and on its way to the API.
-	c.engine.Apply(engine.Admitted{ID: "team/w", Assignment: assignment(grant("q", 4))})
+	c.engine.Apply(engine.Admitted{ID: "team/w", Assignment: translate.Assignment(grant("q", 4))})
 	c.works["team/w"].admit = &engine.Admit{ID: "team/w"}
 	c.saw(a.next(nil))
 	if c.held("team/w") != "q/4" || c.works["team/w"].admit == nil {

@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-gpu/sluice/quota/engine"
 	"github.com/sluice-gpu/sluice/quota/fit"
 	"github.com/sluice-gpu/sluice/quota/pricing"
+	"github.com/sluice-gpu/sluice/quota/translate"
 )
 
 // priced is a price on one flavor, or why there is none.
@@ -108,7 +109,7 @@ func (c *core) podSet(wl *kueue.Workload, set *kueue.PodSet) (engine.PodSet, fit
 	}
 	for name, q := range podRequests(spec) {
 		if !slices.Contains(names, name) {
-			to.Requests[engine.Resource(name)] = amount(name, q)
+			to.Requests[engine.Resource(name)] = translate.Amount(name, q)
 		}
 	}
 

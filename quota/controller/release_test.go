@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluice-gpu/sluice/quota/engine"
 	"github.com/sluice-gpu/sluice/quota/ticket"
+	"github.com/sluice-gpu/sluice/quota/translate"
 )
 
 // desk is a workload reconciler over an API in memory.
@@ -177,7 +178,7 @@ func TestAWorkloadThatHoldsNothingHasNoFinalizer(t *testing.T) {
 func TestTheFinalizerIsThereBeforeTheReservation(t *testing.T) {
 	d := newDesk(t, (&api{uid: "u"}).next(nil))
 	d.take("w")
-	given := assignment(grant("q", 4))
+	given := translate.Assignment(grant("q", 4))
 	d.engine.Apply(engine.Admitted{ID: "team/w", Assignment: given})
 	d.works["team/w"].admit, d.works["team/w"].decided = &engine.Admit{ID: "team/w", Assignment: given}, 1
 	d.reconcile("w")

@@ -17,6 +17,7 @@ import (
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
 	"github.com/sluice-gpu/sluice/quota/engine"
+	"github.com/sluice-gpu/sluice/quota/translate"
 )
 
 // sources is what the reconcilers of users' objects (jobs, pods, claims) have in
@@ -220,7 +221,7 @@ func setOf(a *kueue.Admission, name string) *kueue.PodSetAssignment {
 
 // engineSet is the engine's form of the same.
 func engineSet(a *kueue.Admission, name string) *engine.PodSetAssignment {
-	all := assignment(a)
+	all := translate.Assignment(a)
 	for i := range all.PodSets {
 		if all.PodSets[i].Name == name {
 			return &all.PodSets[i]

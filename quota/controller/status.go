@@ -14,6 +14,7 @@ import (
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
 	"github.com/sluice-gpu/sluice/quota/engine"
+	"github.com/sluice-gpu/sluice/quota/translate"
 )
 
 // statusEvery is how often the status of a queue is written at most.
@@ -119,7 +120,7 @@ func (c *core) count() counts {
 				t.admitted++
 			}
 		}
-		for _, set := range assignment(a).PodSets {
+		for _, set := range translate.Assignment(a).PodSets {
 			for r, n := range set.Usage {
 				f := set.Flavors[r]
 				if local.usage[f] == nil {
@@ -158,7 +159,7 @@ func (s *statuses) clusterQueue(ctx context.Context, q *kueue.ClusterQueue, all 
 				for _, have := range known.Usage {
 					if have.Flavor == engine.FlavorName(f.Name) && have.Resource == engine.Resource(r.Name) {
 						u.Resources = append(u.Resources, kueue.ResourceUsage{
-							Name: r.Name, Total: quantity(have.Resource, have.Used), Borrowed: quantity(have.Resource, have.Borrowed),
+							Name: r.Name, Total: translate.Quantity(have.Resource, have.Used), Borrowed: translate.Quantity(have.Resource, have.Borrowed),
 						})
 						s.metrics.usage.WithLabelValues(q.Name, string(f.Name), string(r.Name)).Set(float64(have.Used) / unit(r.Name))
 						s.metrics.quota.WithLabelValues(q.Name, string(f.Name), string(r.Name)).Set(float64(have.Nominal) / unit(r.Name))
@@ -209,7 +210,7 @@ func (s *statuses) localQueue(ctx context.Context, q *kueue.LocalQueue, all coun
 				u := kueue.LocalQueueFlavorUsage{Name: f.Name}
 				for _, r := range f.Resources {
 					u.Resources = append(u.Resources, kueue.LocalQueueResourceUsage{
-						Name: r.Name, Total: quantity(engine.Resource(r.Name), t.usage[engine.FlavorName(f.Name)][engine.Resource(r.Name)]),
+						Name: r.Name, Total: translate.Quantity(engine.Resource(r.Name), t.usage[engine.FlavorName(f.Name)][engine.Resource(r.Name)]),
 					})
 				}
 				st.FlavorsReservation = append(st.FlavorsReservation, u)

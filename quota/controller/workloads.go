@@ -19,6 +19,7 @@ import (
 
 	"github.com/sluice-gpu/sluice/quota/engine"
 	"github.com/sluice-gpu/sluice/quota/ticket"
+	"github.com/sluice-gpu/sluice/quota/translate"
 )
 
 // recheck is how soon something that nothing announces is looked at again.
@@ -212,7 +213,7 @@ func (r *workloads) restore(ctx context.Context, wl *kueue.Workload, held engine
 
 // madeAgain puts what is held into the status of a Workload.
 func madeAgain(wl *kueue.Workload, held engine.Assignment) {
-	wl.Status.Admission = admission(held)
+	wl.Status.Admission = translate.Admission(held)
 	for _, c := range []metav1.Condition{
 		{Type: kueue.WorkloadQuotaReserved, Reason: "QuotaReserved"},
 		{Type: kueue.WorkloadAdmitted, Reason: "Admitted"},
@@ -238,7 +239,7 @@ func (c *core) failed(id engine.WorkloadID, notBefore time.Time) {
 
 // grant writes the reservation.
 func (r *workloads) grant(ctx context.Context, wl *kueue.Workload, d *engine.Admit) error {
-	wl.Status.Admission = admission(d.Assignment)
+	wl.Status.Admission = translate.Admission(d.Assignment)
 	message := fmt.Sprintf("Quota reserved in ClusterQueue %s", d.Assignment.Queue)
 	r.set(wl, kueue.WorkloadQuotaReserved, metav1.ConditionTrue, "QuotaReserved", message)
 	r.set(wl, kueue.WorkloadAdmitted, metav1.ConditionTrue, "Admitted", "The workload is admitted")
@@ -388,7 +389,7 @@ func (r *workloads) event(wl *kueue.Workload, kind, reason, message string) {
 func describeUsage(a engine.Assignment) string {
 	text := ""
 	for _, s := range a.PodSets {
-		for _, r := range sortedResources(s.Usage) {
+		for _, r := range translate.Resources(s.Usage) {
 			if text != "" {
 				text += ", "
 			}

@@ -1,4 +1,7 @@
-package controller
+// Package translate puts objects of the quota API (kueue.x-k8s.io/v1beta2) into the engine's terms
+// and what the engine says into the API's. It decides nothing, keeps nothing and is the only place
+// where the two meet: the engine knows no API, and the controller no fields.
+package translate
 
 import (
 	"fmt"
@@ -16,12 +19,9 @@ import (
 	"github.com/sluice-gpu/sluice/quota/engine"
 )
 
-// This file translates objects of the quota API to the engine's terms and back.
-// It decides nothing.
-
-// amount is a quantity in the engine's unit: thousandths for cpu, otherwise
+// Amount is a quantity in the engine's unit: thousandths for cpu, otherwise
 // whole numbers, rounded up.
-func amount(name corev1.ResourceName, q resource.Quantity) engine.Amount {
+func Amount(name corev1.ResourceName, q resource.Quantity) engine.Amount {
 	if name == corev1.ResourceCPU {
 		if q.CmpInt64(math.MaxInt64/1000) > 0 {
 			return engine.Unlimited
@@ -34,9 +34,9 @@ func amount(name corev1.ResourceName, q resource.Quantity) engine.Amount {
 	return engine.Amount(q.Value())
 }
 
-// quantity is the inverse of amount, in the format that people expect of the
+// Quantity is the inverse of Amount, in the format that people expect of the
 // resource.
-func quantity(r engine.Resource, a engine.Amount) resource.Quantity {
+func Quantity(r engine.Resource, a engine.Amount) resource.Quantity {
 	switch {
 	case r == engine.Resource(corev1.ResourceCPU):
 		return *resource.NewMilliQuantity(int64(a), resource.DecimalSI)
@@ -46,7 +46,9 @@ func quantity(r engine.Resource, a engine.Amount) resource.Quantity {
 	return *resource.NewQuantity(int64(a), resource.DecimalSI)
 }
 
-func clusterQueue(cq *kueue.ClusterQueue) engine.ClusterQueue {
+// ClusterQueue is the engine's view of a ClusterQueue. A queue that asks for something
+// that nothing here does is Inactive with that as the reason.
+func ClusterQueue(cq *kueue.ClusterQueue) engine.ClusterQueue {
 	q := engine.ClusterQueue{
 		Name:       engine.QueueName(cq.Name),
 		Cohort:     engine.CohortName(cq.Spec.CohortName),
@@ -105,7 +107,7 @@ func resourceGroups(groups []kueue.ResourceGroup) []engine.ResourceGroup {
 				for _, q := range f.Resources {
 					if q.Name == r {
 						flavor.Quotas[i] = engine.Quota{
-							Nominal: amount(r, q.NominalQuota),
+							Nominal: Amount(r, q.NominalQuota),
 							Borrow:  optional(r, q.BorrowingLimit),
 							Lend:    optional(r, q.LendingLimit),
 						}
@@ -123,7 +125,7 @@ func optional(name corev1.ResourceName, q *resource.Quantity) *engine.Amount {
 	if q == nil {
 		return nil
 	}
-	return ptr.To(amount(name, *q))
+	return ptr.To(Amount(name, *q))
 }
 
 func weight(f *kueue.FairSharing) *engine.Weight {
@@ -151,7 +153,8 @@ func selector(s *metav1.LabelSelector) engine.Selector {
 	return to
 }
 
-func cohort(c *kueue.Cohort) engine.Cohort {
+// Cohort is the engine's view of a Cohort.
+func Cohort(c *kueue.Cohort) engine.Cohort {
 	return engine.Cohort{
 		Name:   engine.CohortName(c.Name),
 		Parent: engine.CohortName(c.Spec.ParentName),
@@ -160,7 +163,8 @@ func cohort(c *kueue.Cohort) engine.Cohort {
 	}
 }
 
-func localQueue(l *kueue.LocalQueue) engine.LocalQueue {
+// LocalQueue is the engine's view of a LocalQueue.
+func LocalQueue(l *kueue.LocalQueue) engine.LocalQueue {
 	return engine.LocalQueue{
 		Name:   engine.LocalQueueName{Namespace: l.Namespace, Name: l.Name},
 		Queue:  engine.QueueName(l.Spec.ClusterQueue),
@@ -169,8 +173,8 @@ func localQueue(l *kueue.LocalQueue) engine.LocalQueue {
 	}
 }
 
-// admission is the API's form of an assignment.
-func admission(a engine.Assignment) *kueue.Admission {
+// Admission is the API's form of an assignment.
+func Admission(a engine.Assignment) *kueue.Admission {
 	to := &kueue.Admission{ClusterQueue: kueue.ClusterQueueReference(a.Queue)}
 	for _, s := range a.PodSets {
 		set := kueue.PodSetAssignment{
@@ -183,15 +187,15 @@ func admission(a engine.Assignment) *kueue.Admission {
 			set.Flavors[corev1.ResourceName(r)] = kueue.ResourceFlavorReference(f)
 		}
 		for r, n := range s.Usage {
-			set.ResourceUsage[corev1.ResourceName(r)] = quantity(r, n)
+			set.ResourceUsage[corev1.ResourceName(r)] = Quantity(r, n)
 		}
 		to.PodSetAssignments = append(to.PodSetAssignments, set)
 	}
 	return to
 }
 
-// assignment reads what a Workload's status says it was given.
-func assignment(a *kueue.Admission) engine.Assignment {
+// Assignment reads what a Workload's status says it was given.
+func Assignment(a *kueue.Admission) engine.Assignment {
 	to := engine.Assignment{Queue: engine.QueueName(a.ClusterQueue)}
 	for i := range a.PodSetAssignments {
 		s := &a.PodSetAssignments[i]
@@ -205,11 +209,12 @@ func assignment(a *kueue.Admission) engine.Assignment {
 			set.Flavors[engine.Resource(r)] = engine.FlavorName(f)
 		}
 		for r, q := range s.ResourceUsage {
-			set.Usage[engine.Resource(r)] = amount(r, q)
+			set.Usage[engine.Resource(r)] = Amount(r, q)
 		}
 		to.PodSets = append(to.PodSets, set)
 	}
 	return to
 }
 
-func sortedResources(a engine.Amounts) []engine.Resource { return slices.Sorted(maps.Keys(a)) }
+// Resources are the resources of the amounts, in order.
+func Resources(a engine.Amounts) []engine.Resource { return slices.Sorted(maps.Keys(a)) }
