@@ -14,39 +14,20 @@ import (
 	"github.com/sluice-gpu/sluice/e2e/testbed"
 )
 
-// onDynamicNode runs a shell command on the node.
-func onDynamicNode(t *testing.T, ctx context.Context, command string) {
-	t.Helper()
-	var out strings.Builder
-	if err := bed.Cluster.NodeExec(ctx, dynamicNode, nil, &out, &out, "sh", "-c", command); err != nil {
-		t.Fatal(err, out.String())
-	}
-}
-
-// contextsCost makes every context on the node's cards cost that much until the test ends. What
-// the driver saw of contexts before is forgotten, as after an upgrade of the NVIDIA driver.
+// contextsCost makes every context on the node's cards cost that much until the test ends.
 func contextsCost(t *testing.T, ctx context.Context, bytes uint64) {
 	t.Helper()
 	set := func(bytes uint64) {
 		t.Helper()
-		onDynamicNode(t, ctx, fmt.Sprintf("sed -i 's/^context_bytes .*/context_bytes %d/' /run/fakegpu/node", bytes))
-		forgetContexts(t, ctx)
+		if err := bed.DeletePods(ctx, namespaceOf(t)); err != nil {
+			t.Error(err)
+		}
+		if err := bed.ContextsCost(ctx, dynamicNode, bytes); err != nil {
+			t.Fatal(err)
+		}
 	}
 	set(bytes)
 	t.Cleanup(func() { set(0) })
-}
-
-// forgetContexts has the node forget what contexts took, once no program of the test runs.
-func forgetContexts(t *testing.T, ctx context.Context) {
-	t.Helper()
-	if err := bed.DeletePods(ctx, namespaceOf(t)); err != nil {
-		t.Error(err)
-	}
-	// The driver writes the file when something in it changes, and reads it when it starts.
-	onDynamicNode(t, ctx, "rm -f /var/lib/kubelet/plugins/gpu.sluice.dev/context-overhead.json")
-	if err := bed.RestartDriver(ctx, dynamicNode); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // metric returns the value of a share's metric, told by the driver of the dynamic node.
@@ -120,7 +101,7 @@ func TestMemoryTakenPastTheLimiterIsReported(t *testing.T) {
 	create(t, ctx, ns, testbed.Template("slice", testbed.Capacity{Memory: "7Gi"}))
 	// The driver's private tables are a way that no wrapper sees.
 	past := []string{"table:9Gi", "hold"}
-	t.Cleanup(func() { forgetContexts(t, ctx) })
+	contextsCost(t, ctx, 0) // what this test takes past the limiter looks like contexts, and is forgotten after it
 	create(t, ctx, ns, testbed.Pod("past", past, testbed.OnNode(dynamicNode), testbed.WithTemplate("slice")))
 	create(t, ctx, ns, testbed.Pod("fair", untilRefused, testbed.OnNode(dynamicNode), testbed.WithTemplate("slice")))
 	wantMetric(t, ctx, "sluice_share_memory_above_limit_bytes", ns, "past", 2*gib)

@@ -3,10 +3,13 @@ package testbed
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/sluice-gpu/sluice/e2e/cluster"
 )
 
 const driverSelector = "app.kubernetes.io/component=driver"
@@ -53,6 +56,20 @@ func (b *Testbed) RestartDriver(ctx context.Context, node string) error {
 		}
 		return false, b.explain(ctx, pod), nil
 	})
+}
+
+// ContextsCost makes every CUDA context on the node's cards take that much card memory from now on.
+// What the driver has learnt of contexts is forgotten, as after an upgrade of the NVIDIA driver. No
+// program may use the cards meanwhile.
+func (b *Testbed) ContextsCost(ctx context.Context, node string, bytes uint64) error {
+	// The driver writes its file when something in it changes, and reads it when it starts.
+	script := fmt.Sprintf("sed -i 's/^context_bytes .*/context_bytes %d/' %s/node && rm -f %s", bytes, cluster.HardwareDir,
+		"/var/lib/kubelet/plugins/gpu.sluice.dev/context-overhead.json")
+	var words strings.Builder
+	if err := b.Cluster.NodeExec(ctx, node, nil, &words, &words, "sh", "-c", script); err != nil {
+		return fmt.Errorf("contexts of %s to cost %d bytes: %w: %s", node, bytes, err, words.String())
+	}
+	return b.RestartDriver(ctx, node)
 }
 
 // RollDriver replaces the driver's pods on all nodes, as an upgrade does, and waits for the end.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -72,9 +73,42 @@ func (d *demo) limits(ctx context.Context) error {
 		}
 		t.add(p.words, strings.Join(sizes, " + "), bytesText(took), refusal, shares[0].Node+"/"+shares[0].Device)
 	}
+	row, err := d.contexts(ctx, probe("contexts", []string{"alloc:1Gi", "sleep:3s"}, slice))
+	if err != nil {
+		return err
+	}
+	t.add(row...)
 	d.title("Containers are held to their slices: each program allocates until it is refused")
 	t.print(d.out)
 	return nil
+}
+
+// contexts runs the program where every context takes 300 MiB of the card, which its slice has to
+// pay for: the node sees it while the program sleeps.
+func (d *demo) contexts(ctx context.Context, pod *corev1.Pod) (row []string, err error) {
+	const cost = 300 << 20
+	set := func(bytes uint64) error {
+		if err := d.DeletePods(ctx, slicesNamespace); err != nil {
+			return err
+		}
+		return d.ContextsCost(ctx, "node-2", bytes)
+	}
+	if err := set(cost); err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, set(0)) }()
+	if err := d.Create(ctx, slicesNamespace, pod); err != nil {
+		return nil, err
+	}
+	took, refusal, err := d.takeUntilRefused(ctx, pod, 20*gib-cost)
+	if err != nil {
+		return nil, err
+	}
+	shares, err := d.Shares(ctx, slicesNamespace, pod.Name)
+	if err != nil {
+		return nil, err
+	}
+	return []string{"with a context that takes 300 MiB of the card", shares[0].Memory, bytesText(took), refusal, shares[0].Node + "/" + shares[0].Device}, nil
 }
 
 // takeUntilRefused waits for the end of untilRefused in all containers of the pod and checks that
