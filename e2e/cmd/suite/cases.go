@@ -44,7 +44,7 @@ type testCase struct {
 	id, pkg, test string
 }
 
-var caseRow = regexp.MustCompile("^\\|\\s*([DQL][0-9]+[a-z]?)\\s*\\|\\s*`?([^|`]+?)`?\\s*\\|\\s*`?([^|`]+?)`?\\s*\\|\\s*(.+?)\\s*\\|$")
+var caseRow = regexp.MustCompile("^\\|\\s*([DQL][0-9]+[a-z]?)\\s*\\|\\s*`?([^|`]+?)`?\\s*\\|\\s*`?((?:Test|Fuzz)[^\\s|`]+)`?\\s*\\|\\s*(.+?)\\s*\\|$")
 
 // parseCases reads the table's rows. A row that starts like a case but does not have its four
 // columns is an error: it would otherwise be left out unseen.

@@ -22,9 +22,11 @@ func TestCasesAreReadFromTheTable(t *testing.T) {
 	}
 }
 
-func TestARowWithAMissingColumnIsRefused(t *testing.T) {
-	_, err := parseCases(strings.NewReader("| D1 | driver/plugin | TestA |\n"))
-	if err == nil || !strings.Contains(err.Error(), "cases.md:1") {
-		t.Fatalf("error %v, want one that names line 1", err)
+func TestARowWithoutItsColumnsOrAPlainNameIsRefused(t *testing.T) {
+	for _, row := range []string{"| D1 | driver/plugin | TestA |\n", "| D1 | driver/plugin | TestA (the third story) | drop the check |\n"} {
+		_, err := parseCases(strings.NewReader(row))
+		if err == nil || !strings.Contains(err.Error(), "cases.md:1") {
+			t.Errorf("row %q: error %v, want one that names line 1", row, err)
+		}
 	}
 }
