@@ -88,6 +88,7 @@ func (r *claimReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl
 		r.event(claim, corev1.EventTypeWarning, "NoRoom", "Admitted by ClusterQueue %s, but waits for room: %s", a.ClusterQueue, err)
 		return ctrl.Result{RequeueAfter: gateRetry}, nil
 	case errors.As(err, new(*overError)):
+		r.metrics.refusals.Inc()
 		r.event(claim, corev1.EventTypeWarning, "TicketRefused", "No ticket: %s", err)
 		return ctrl.Result{RequeueAfter: gateRetry}, nil
 	case apierrors.IsConflict(err):

@@ -18,6 +18,7 @@ type metrics struct {
 	quota         *prometheus.GaugeVec
 	noRoom        *prometheus.CounterVec
 	tickets       prometheus.Counter
+	refusals      prometheus.Counter
 }
 
 func newMetrics(r prometheus.Registerer) *metrics {
@@ -31,8 +32,9 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		quota:         prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "kueue_cluster_queue_nominal_quota", Help: "The ClusterQueue's own quota."}, []string{"cluster_queue", "flavor", "resource"}),
 		noRoom:        prometheus.NewCounterVec(prometheus.CounterOpts{Name: "sluice_gate_waits_total", Help: "Gates of admitted pods that could not open yet because no node had room."}, []string{"cluster_queue"}),
 		tickets:       prometheus.NewCounter(prometheus.CounterOpts{Name: "sluice_tickets_written_total", Help: "Tickets written to claims."}),
+		refusals:      prometheus.NewCounter(prometheus.CounterOpts{Name: "sluice_ticket_refusals_total", Help: "Times that a claim of an admitted workload got no ticket, since it asks for more than was admitted."}),
 	}
-	r.MustRegister(m.admittedTotal, m.admissionWait, m.evictedTotal, m.pending, m.active, m.usage, m.quota, m.noRoom, m.tickets)
+	r.MustRegister(m.admittedTotal, m.admissionWait, m.evictedTotal, m.pending, m.active, m.usage, m.quota, m.noRoom, m.tickets, m.refusals)
 	return m
 }
 

@@ -90,6 +90,8 @@ func (r *podReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 		kind, reason, after := corev1.EventTypeWarning, "TicketRefused", gateRetry
 		if over.passing {
 			kind, reason, after = corev1.EventTypeNormal, "TicketWaits", recheck
+		} else {
+			r.metrics.refusals.Inc()
 		}
 		r.event(pod, kind, reason, "No ticket: %s", over)
 		return ctrl.Result{RequeueAfter: after}, nil
