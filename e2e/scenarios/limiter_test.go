@@ -14,26 +14,18 @@ import (
 const gib = uint64(1) << 30
 
 // untilRefused are cudaprobe's steps that take all memory and then ask for one byte more.
-var untilRefused = []string{"alloc-until-oom:1Mi", "alloc:1", "meminfo", "hold"}
+var untilRefused = testbed.UntilRefused
 
 // took waits for the end of untilRefused in the container, checks that the byte above was refused,
 // and returns what was taken before.
 func took(t *testing.T, ctx context.Context, ns, pod, container string) uint64 {
 	t.Helper()
-	if _, err := bed.WaitProbe(patient(t, ctx), ns, pod, container, "meminfo"); err != nil {
-		t.Fatal(err)
-	}
-	steps, err := bed.Probe(ctx, ns, pod, container)
+	sum, refusal, err := bed.TakenUntilRefused(patient(t, ctx), ns, pod, container)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var sum uint64
-	for _, step := range steps {
-		if step.Step != "alloc:1" {
-			sum += step.Bytes
-		} else if step.Result != "CUDA_ERROR_OUT_OF_MEMORY" {
-			t.Errorf("%s/%s: one byte above the slice gave %s", pod, container, step.Result)
-		}
+	if refusal != "CUDA_ERROR_OUT_OF_MEMORY" {
+		t.Errorf("%s/%s: one byte above the slice gave %s", pod, container, refusal)
 	}
 	return sum
 }

@@ -69,3 +69,26 @@ func (b *Testbed) WaitProbe(ctx context.Context, namespace, pod, container, name
 	})
 	return found, err
 }
+
+// UntilRefused are cudaprobe's steps that take all memory, ask for one byte more and stay.
+var UntilRefused = []string{"alloc-until-oom:1Mi", "alloc:1", "meminfo", "hold"}
+
+// TakenUntilRefused waits for the end of UntilRefused in a container and returns how many bytes it
+// took and what it was told when it asked for one more.
+func (b *Testbed) TakenUntilRefused(ctx context.Context, namespace, pod, container string) (taken uint64, refusal string, err error) {
+	if _, err := b.WaitProbe(ctx, namespace, pod, container, "meminfo"); err != nil {
+		return 0, "", err
+	}
+	steps, err := b.Probe(ctx, namespace, pod, container)
+	if err != nil {
+		return 0, "", err
+	}
+	for _, step := range steps {
+		if step.Step == "alloc:1" {
+			refusal = step.Result
+		} else {
+			taken += step.Bytes
+		}
+	}
+	return taken, refusal, nil
+}

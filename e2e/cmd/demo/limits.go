@@ -14,9 +14,6 @@ import (
 
 const gib = uint64(1) << 30
 
-// untilRefused are cudaprobe's steps that take all memory, ask for one byte more and stay.
-var untilRefused = []string{"alloc-until-oom:1Mi", "alloc:1", "meminfo", "hold"}
-
 // limits runs programs that take memory until they are refused: by every way that a program can
 // reach the driver, and in every way that containers can share slices.
 func (d *demo) limits(ctx context.Context) error {
@@ -30,7 +27,7 @@ func (d *demo) limits(ctx context.Context) error {
 	}
 	again := func(p *corev1.Pod) { p.Spec.RestartPolicy = corev1.RestartPolicyAlways }
 	probe := func(name string, way []string, options ...testbed.PodOption) *corev1.Pod {
-		args := append(append([]string{}, way...), untilRefused...)
+		args := append(append([]string{}, way...), testbed.UntilRefused...)
 		return testbed.Pod(name, args, append([]testbed.PodOption{testbed.OnNode("node-2")}, options...)...)
 	}
 	slice := testbed.WithTemplate("slice-20")
@@ -44,7 +41,7 @@ func (d *demo) limits(ctx context.Context) error {
 		{"with a cleared environment", probe("cleared-env", []string{"--clear-env"}, slice), 20 * gib},
 		{"by cuGetProcAddress", probe("procaddress", []string{"--via", "procaddress"}, slice), 20 * gib},
 		{"by dlopen and dlsym", probe("dlopen", []string{"--via", "dlopen"}, slice), 20 * gib},
-		{"two containers that share a claim, together", probe("containers", nil, testbed.WithContainer("beside", untilRefused...), slice), 20 * gib},
+		{"two containers that share a claim, together", probe("containers", nil, testbed.WithContainer("beside", testbed.UntilRefused...), slice), 20 * gib},
 		{"one container with two slices of one card", probe("two-slices", nil, testbed.WithTemplate("slice-10"), testbed.WithTemplate("slice-5")), 15 * gib},
 		{"the successor of a program that was killed", probe("killed", nil, slice, again), 20 * gib},
 	} {
@@ -111,27 +108,21 @@ func (d *demo) contexts(ctx context.Context, pod *corev1.Pod) (row []string, err
 	return []string{"with a context that takes 300 MiB of the card", shares[0].Memory, bytesText(took), refusal, shares[0].Node + "/" + shares[0].Device}, nil
 }
 
-// takeUntilRefused waits for the end of untilRefused in all containers of the pod and checks that
+// takeUntilRefused waits for the end of UntilRefused in all containers of the pod and checks that
 // together they got the limit to the last byte, and not one more. It returns what they took and
 // what they were told then.
 func (d *demo) takeUntilRefused(ctx context.Context, pod *corev1.Pod, limit uint64) (took uint64, refusal string, err error) {
 	limited, cancel := d.wait(ctx)
 	defer cancel()
 	for _, container := range pod.Spec.Containers {
-		if _, err := d.WaitProbe(limited, slicesNamespace, pod.Name, container.Name, "meminfo"); err != nil {
-			return 0, "", err
-		}
-		steps, err := d.Probe(limited, slicesNamespace, pod.Name, container.Name)
+		taken, told, err := d.TakenUntilRefused(limited, slicesNamespace, pod.Name, container.Name)
 		if err != nil {
 			return 0, "", err
 		}
-		for _, step := range steps {
-			if step.Step != "alloc:1" {
-				took += step.Bytes
-			} else if refusal = step.Result; refusal != "CUDA_ERROR_OUT_OF_MEMORY" {
-				return 0, "", fmt.Errorf("pod %s asked for one byte more than its slice and was told %s", pod.Name, refusal)
-			}
+		if told != "CUDA_ERROR_OUT_OF_MEMORY" {
+			return 0, "", fmt.Errorf("pod %s asked for one byte more than its slice and was told %s", pod.Name, told)
 		}
+		took, refusal = took+taken, told
 	}
 	if took != limit {
 		return 0, "", fmt.Errorf("pod %s has a slice of %d bytes and took %d", pod.Name, limit, took)
