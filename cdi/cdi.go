@@ -42,8 +42,9 @@ const (
 	// folder is no library folder, so that ldconfig never prefers them.
 	RealCUDA = "/run/sluice/driver/real-cuda.so"
 	RealNVML = "/run/sluice/driver/real-nvidia-ml.so"
-	// LimiterCUDA and LimiterNVML are where the guard finds the limiter's
-	// libraries: at a path that it can know, whatever the image's folders are.
+	// LimiterCUDA and LimiterNVML are where the guard and the hook find the
+	// limiter's libraries: at a path that they can know, whatever the image's
+	// folders are.
 	LimiterCUDA = "/run/sluice/driver/limiter-cuda.so"
 	LimiterNVML = "/run/sluice/driver/limiter-nvidia-ml.so"
 	// Guard is preloaded into every program of a limited container.
@@ -72,6 +73,9 @@ type Limiter struct {
 	// Guard and Preload are the object to preload and the ld.so.preload file
 	// that names it. Both or none.
 	Guard, Preload string
+	// Hook is sluice-cdi-hook, which covers driver libraries that the image
+	// brings. Empty: none.
+	Hook string
 }
 
 // DeviceName is the name of a share's CDI device. Claim UID and share ID make
@@ -161,14 +165,20 @@ func (l *Limiter) replace(edits *specs.ContainerEdits) error {
 			return err
 		}
 	}
+	if l.Guard == "" && l.Hook == "" {
+		return nil
+	}
+	edits.Mounts = append(edits.Mounts, bind(l.CUDA, LimiterCUDA, "ro"))
+	covers := []string{path.Base(l.Hook), "cover", "libcuda.so=" + LimiterCUDA}
+	if l.NVML != "" {
+		edits.Mounts = append(edits.Mounts, bind(l.NVML, LimiterNVML, "ro"))
+		covers = append(covers, "libnvidia-ml.so="+LimiterNVML)
+	}
 	if l.Guard != "" {
-		edits.Mounts = append(edits.Mounts,
-			bind(l.Guard, Guard, "ro"),
-			bind(l.Preload, Preload, "ro"),
-			bind(l.CUDA, LimiterCUDA, "ro"))
-		if l.NVML != "" {
-			edits.Mounts = append(edits.Mounts, bind(l.NVML, LimiterNVML, "ro"))
-		}
+		edits.Mounts = append(edits.Mounts, bind(l.Guard, Guard, "ro"), bind(l.Preload, Preload, "ro"))
+	}
+	if l.Hook != "" {
+		edits.Hooks = append(edits.Hooks, &specs.Hook{HookName: cdi.CreateContainerHook, Path: l.Hook, Args: covers})
 	}
 	return nil
 }

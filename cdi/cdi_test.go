@@ -141,6 +141,32 @@ func TestALimitedShareFindsTheLimiterAtLibcudasPath(t *testing.T) {
 	}
 }
 
+// The hook finds the limiter at a path of the container, with a guard or
+// without, and is run in the container's namespaces.
+func TestADriverOfTheImageIsCoveredByAHook(t *testing.T) {
+	s := share("uid", "gpu-1", "s", "/plugin/shares/uid/x", "0")
+	for _, l := range []*cdi.Limiter{
+		{CUDA: "/lib/cuda-shim", NVML: "/lib/nvml-shim", Hook: "/bin/sluice-cdi-hook"},
+		{CUDA: "/lib/cuda-shim", Hook: "/bin/sluice-cdi-hook", Guard: "/lib/guard", Preload: "/lib/preload"},
+	} {
+		got := inject(t, map[string]*specs.Spec{"uid": mustSpec(t, []cdi.Share{s}, l)}, s.Name)
+		want := []string{"sluice-cdi-hook", "cover", "libcuda.so=/run/sluice/driver/limiter-cuda.so"}
+		if l.NVML != "" {
+			want = append(want, "libnvidia-ml.so=/run/sluice/driver/limiter-nvidia-ml.so")
+		}
+		ours := slices.DeleteFunc(got.Hooks.CreateContainer, func(h oci.Hook) bool { return h.Path != l.Hook })
+		if len(ours) != 1 || !slices.Equal(ours[0].Args, want) {
+			t.Errorf("hooks %+v, want %q once", ours, want)
+		}
+		for _, arg := range want[2:] {
+			_, path, _ := strings.Cut(arg, "=")
+			if m := mountsAt(got, path); len(m) != 1 {
+				t.Errorf("%s is mounted from %q", path, m)
+			}
+		}
+	}
+}
+
 // D9, D10: no path is mounted twice, whatever a container combines.
 func TestSharesOfSeveralClaimsAddUpInOneContainer(t *testing.T) {
 	a1 := share("uid-a", "gpu-1", "s1", "/shares/a1", "0")

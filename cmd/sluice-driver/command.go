@@ -45,6 +45,7 @@ type options struct {
 	limiterLib       string
 	limiterNVML      string
 	limiterGuard     string
+	limiterHook      string
 	listen           string
 	scanInterval     time.Duration
 	monitor          time.Duration
@@ -98,6 +99,7 @@ permission to open the card's device nodes.`,
 	f.StringVar(&o.limiterLib, "limiter-lib", "", "library that stands in for libcuda in limited containers; empty: nothing holds containers to their share")
 	f.StringVar(&o.limiterNVML, "limiter-nvml-lib", "", "library that stands in for libnvidia-ml in limited containers; empty: the driver's own")
 	f.StringVar(&o.limiterGuard, "limiter-guard", "", "object that is preloaded in limited containers; empty: none")
+	f.StringVar(&o.limiterHook, "limiter-hook", "", "sluice-cdi-hook in this image, which replaces driver libraries of a limited container's image by the limiter before it starts; it is copied to the host; empty: none")
 	f.StringVar(&o.listen, "listen", ":9402", "address for /healthz, /readyz and /metrics; empty: none")
 	f.DurationVar(&o.scanInterval, "scan-interval", 2*time.Second, "time between two looks at the cards")
 	f.UintSliceVar(&o.benignXIDs, "benign-xids", benignXIDs(), "XID error events that say nothing about a card's health; any other takes the card out of service")
@@ -163,7 +165,7 @@ func run(ctx context.Context, o options) error {
 	}
 	c.Installed = []string{hook}
 	if o.limiterLib != "" {
-		l, err := limit.Install(limit.Sources{CUDA: o.limiterLib, NVML: o.limiterNVML, Guard: o.limiterGuard}, filepath.Join(pluginDir, "lib"))
+		l, err := limit.Install(limit.Sources{CUDA: o.limiterLib, NVML: o.limiterNVML, Guard: o.limiterGuard, Hook: o.limiterHook}, filepath.Join(pluginDir, "lib"))
 		if err != nil {
 			return fmt.Errorf("installing the limiter: %w", err)
 		}

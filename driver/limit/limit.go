@@ -32,6 +32,8 @@ type Sources struct {
 	NVML string
 	// Guard is preloaded into the programs of limited containers. Empty: none.
 	Guard string
+	// Hook is run before a limited container starts. Empty: none.
+	Hook string
 }
 
 // Install copies the libraries below hostDir, a folder that has the same path
@@ -41,7 +43,7 @@ func Install(from Sources, hostDir string) (*Limiter, error) {
 	for _, f := range []struct {
 		src string
 		dst *string
-	}{{from.CUDA, &l.libraries.CUDA}, {from.NVML, &l.libraries.NVML}, {from.Guard, &l.libraries.Guard}} {
+	}{{from.CUDA, &l.libraries.CUDA}, {from.NVML, &l.libraries.NVML}, {from.Guard, &l.libraries.Guard}, {from.Hook, &l.libraries.Hook}} {
 		if f.src == "" {
 			continue
 		}
@@ -97,7 +99,7 @@ func (l *Limiter) Libraries() cdi.Limiter { return l.libraries }
 // Installed are all files that Install brought to the host.
 func (l *Limiter) Installed() []string {
 	var out []string
-	for _, path := range []string{l.libraries.CUDA, l.libraries.NVML, l.libraries.Guard, l.libraries.Preload} {
+	for _, path := range []string{l.libraries.CUDA, l.libraries.NVML, l.libraries.Guard, l.libraries.Preload, l.libraries.Hook} {
 		if path != "" {
 			out = append(out, path)
 		}

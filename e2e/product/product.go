@@ -30,6 +30,7 @@ func Images(root string) ([]Image, error) {
 			Files: map[string]string{
 				"/usr/bin/sluice-driver":            "bin/sluice-driver",
 				"/usr/bin/nvidia-cdi-hook":          "bin/nvidia-cdi-hook",
+				"/usr/bin/sluice-cdi-hook":          "bin/sluice-cdi-hook",
 				"/usr/lib/sluice/libsluice-cuda.so": "build/hook/libsluice-cuda.so",
 				"/usr/lib/sluice/libsluice-nvml.so": "build/hook/libsluice-nvml.so",
 				"/usr/lib/sluice/guard.so":          "build/hook/guard.so",

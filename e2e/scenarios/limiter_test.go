@@ -143,3 +143,24 @@ func TestTheLimitHoldsForAnyUserOnAReadOnlyRoot(t *testing.T) {
 		t.Errorf("took %d bytes of a slice of %d", sum, 7*gib)
 	}
 }
+
+// The loader finds the image's own driver first, so nothing but the hook stands between a program
+// that is linked with libcuda and a card without a limit; the guard sees only those that open it.
+func TestADriverInTheImageDoesNotLeadPastTheLimit(t *testing.T) {
+	ctx, ns := scenario(t)
+	create(t, ctx, ns, testbed.Template("slice", testbed.Capacity{Memory: "7Gi"}))
+	own := func(p *corev1.Pod) {
+		p.Spec.Containers[0].Image = testbed.CompatImage
+		p.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "LD_LIBRARY_PATH", Value: testbed.CompatFolder}}
+	}
+	ways := []string{"link", "dlopen", "procaddress"}
+	for _, via := range ways {
+		args := append([]string{"--via", via}, untilRefused...)
+		create(t, ctx, ns, testbed.Pod(via, args, testbed.OnNode(dynamicNode), testbed.WithTemplate("slice"), own))
+	}
+	for _, via := range ways {
+		if sum := took(t, ctx, ns, via, "main"); sum != 7*gib {
+			t.Errorf("%s took %d bytes of a slice of %d", via, sum, 7*gib)
+		}
+	}
+}

@@ -19,6 +19,10 @@ const (
 	ImagePrefix = "sluice.test/"
 	// ProbeImage is the image of cudaprobe, the program that scenarios run as a CUDA workload.
 	ProbeImage = ImagePrefix + "cudaprobe:test"
+	// CompatImage is cudaprobe in an image that brings a driver of its own in CompatFolder, as
+	// images with CUDA's compat packages do.
+	CompatImage  = ImagePrefix + "compat:test"
+	CompatFolder = "/usr/local/cuda-13.0/compat"
 )
 
 // loadImages makes the product's images and the probe's, and loads them into all nodes. It returns
@@ -40,12 +44,18 @@ func (b *Testbed) loadImages(ctx context.Context) (tag string, err error) {
 	if err != nil {
 		return "", err
 	}
-	products = append(products, product.Image{
+	probe := product.Image{
 		Name: "cudaprobe", Entrypoint: []string{"/usr/bin/cudaprobe"}, Cmd: []string{"info", "hold"}, Files: map[string]string{
 			"/usr/bin/cudaprobe":      filepath.Join(simulation, fakegpu.Probe),
 			"/usr/bin/cudaprobe-link": filepath.Join(simulation, fakegpu.ProbeLinked),
 		},
-	})
+	}
+	compat := probe
+	compat.Name = "compat"
+	compat.Files = maps.Clone(probe.Files)
+	compat.Files[CompatFolder+"/libcuda.so.1"] = filepath.Join(simulation, "libcuda.so."+fakegpu.DefaultDriverVersion)
+	tests := map[string]string{probe.Name: ProbeImage, compat.Name: CompatImage}
+	products = append(products, probe, compat)
 	dir, err := os.MkdirTemp("", "sluice-images-")
 	if err != nil {
 		return "", err
@@ -54,8 +64,8 @@ func (b *Testbed) loadImages(ctx context.Context) (tag string, err error) {
 	b.say("loading %d images", len(products))
 	for _, p := range products {
 		reference := ImagePrefix + p.Name + ":" + tag
-		if p.Name == "cudaprobe" {
-			reference = ProbeImage
+		if test, ok := tests[p.Name]; ok {
+			reference = test
 		}
 		archive := filepath.Join(dir, p.Name+".tar")
 		image := images.Image{Entrypoint: p.Entrypoint, Cmd: p.Cmd, Files: p.Files, Provided: []string{"libcuda.so.1"}}
