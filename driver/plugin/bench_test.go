@@ -17,7 +17,7 @@ import (
 // other shares are prepared. The kubelet waits 45 s at most for a pod's
 // claims, and pods of a node start one after another.
 func BenchmarkPrepareAndUnprepare(b *testing.B) {
-	for _, live := range []int{1, 64, 500} {
+	for _, live := range []int{1, 8, 64, 500} {
 		b.Run(fmt.Sprintf("live=%d", live), func(b *testing.B) {
 			n := newNode(b, gpus.Multiple(8, a100)...)
 			n.enforce = true

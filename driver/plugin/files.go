@@ -123,7 +123,7 @@ func (f *files) make(c state.Claim, boot string) error {
 		return err
 	}
 	record := state.New(boot)
-	record.Claims[c.UID] = c
+	record.Put(c)
 	if b, err = state.Encode(record); err != nil {
 		return err
 	}
@@ -188,7 +188,7 @@ const metadataPrefix = driver.Name + "_metadata_"
 func (f *files) sweep(cp *state.Checkpoint) (swept, held []types.UID, err error) {
 	mine := map[types.UID]bool{}
 	metadata := map[types.UID][]string{} // specs of the helper's
-	unknown := func(uid types.UID) bool { _, ok := cp.Claims[uid]; return !ok }
+	unknown := func(uid types.UID) bool { _, ok := cp.Get(uid); return !ok }
 	shares, err1 := entries(f.sharesDir)
 	for _, name := range shares {
 		if uid := types.UID(name); unknown(uid) {
@@ -208,7 +208,7 @@ func (f *files) sweep(cp *state.Checkpoint) (swept, held []types.UID, err error)
 		}
 	}
 	named := map[string]bool{}
-	for _, c := range cp.Claims {
+	for _, c := range cp.Claims() {
 		named[c.Namespace+"_"+c.Name] = true
 	}
 	folders, err3 := entries(f.metadata)
@@ -251,7 +251,7 @@ func (f *files) sweepTemporary() error {
 	var errs []error
 	for _, pattern := range []string{
 		state.Temporary(filepath.Join(f.cdiDir, cdi.FileName("*"))),
-		state.Temporary(filepath.Join(filepath.Dir(f.sharesDir), "checkpoint.json")),
+		state.Temporary(filepath.Join(filepath.Dir(f.sharesDir), "checkpoint.*")),
 	} {
 		names, err := filepath.Glob(pattern)
 		errs = append(errs, err)
@@ -290,8 +290,8 @@ func (f *files) rebuild(boot string) *state.Checkpoint {
 		if err != nil || record.BootID != boot {
 			continue
 		}
-		for uid, c := range record.Claims {
-			cp.Claims[uid] = c
+		for _, c := range record.Claims() {
+			cp.Put(c)
 		}
 	}
 	return cp

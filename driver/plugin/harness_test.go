@@ -357,8 +357,8 @@ func (n *node) leftovers() []string {
 
 func (i *instance) checkpoint() *state.Checkpoint {
 	i.n.t.Helper()
-	var out *state.Checkpoint
-	if err := i.store.Update(func(c *state.Checkpoint) error { out = c; return nil }); err != nil {
+	out, err := i.store.Look()
+	if err != nil {
 		i.n.t.Fatal(err)
 	}
 	return out

@@ -118,14 +118,14 @@ func TestAClaimWhoseContainersRunIsNotReleased(t *testing.T) {
 				t.Fatal(err)
 			}
 			pass()
-			if len(d.checkpoint().Claims) != 1 {
+			if d.checkpoint().Len() != 1 {
 				t.Fatal("released though nobody could see who uses it")
 			}
 			if err := os.Rename(n.path("hidden"), n.path("proc")); err != nil {
 				t.Fatal(err)
 			}
 			pass()
-			if len(d.checkpoint().Claims) != 0 {
+			if d.checkpoint().Len() != 0 {
 				t.Error("kept though no container has its files")
 			}
 		})

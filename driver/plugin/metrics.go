@@ -15,11 +15,9 @@ type metrics struct {
 	scanFails prometheus.Counter
 	pubFails  prometheus.Counter
 	memory    *prometheus.GaugeVec
-	held      *prometheus.GaugeVec
-	claims    prometheus.Gauge
 }
 
-func newMetrics(r prometheus.Registerer) *metrics {
+func newMetrics(r prometheus.Registerer, look func() (*state.Checkpoint, error)) *metrics {
 	m := &metrics{
 		prepare: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "sluice_driver_prepare_seconds",
@@ -38,17 +36,9 @@ func newMetrics(r prometheus.Registerer) *metrics {
 			Name: "sluice_driver_device_memory_bytes",
 			Help: "Memory of the card that can be given out.",
 		}, []string{"device", "uuid", "product", "group"}),
-		held: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "sluice_driver_device_memory_held_bytes",
-			Help: "Memory of the card that prepared shares hold.",
-		}, []string{"device"}),
-		claims: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "sluice_driver_prepared_claims",
-			Help: "Claims that are prepared on this node.",
-		}),
 	}
 	if r != nil {
-		r.MustRegister(m.prepare, m.scanFails, m.pubFails, m.memory, m.held, m.claims)
+		r.MustRegister(m.prepare, m.scanFails, m.pubFails, m.memory, preparedClaims{look})
 	}
 	return m
 }
@@ -72,14 +62,31 @@ func (m *metrics) cards(plan *slicing.Plan) {
 	}
 }
 
-func (m *metrics) shares(cp *state.Checkpoint) {
-	m.held.Reset()
-	for _, c := range cp.Claims {
-		for _, s := range c.Shares {
-			if !s.Admin {
-				m.held.WithLabelValues(s.Device).Add(float64(s.MemoryMi << 20))
-			}
-		}
+// preparedClaims tells what is prepared, when it is asked.
+type preparedClaims struct {
+	look func() (*state.Checkpoint, error)
+}
+
+var (
+	heldMemory = prometheus.NewDesc("sluice_driver_device_memory_held_bytes", "Memory of the card that prepared shares hold.", []string{"device"}, nil)
+	claimCount = prometheus.NewDesc("sluice_driver_prepared_claims", "Claims that are prepared on this node.", nil, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (p preparedClaims) Describe(ch chan<- *prometheus.Desc) {
+	ch <- heldMemory
+	ch <- claimCount
+}
+
+// Collect implements prometheus.Collector.
+func (p preparedClaims) Collect(ch chan<- prometheus.Metric) {
+	cp, err := p.look()
+	if err != nil {
+		return // the next update of the checkpoint reports it
 	}
-	m.claims.Set(float64(len(cp.Claims)))
+	for _, device := range cp.Devices() {
+		memoryMi, _ := cp.Held(device, "")
+		ch <- prometheus.MustNewConstMetric(heldMemory, prometheus.GaugeValue, float64(memoryMi<<20), device)
+	}
+	ch <- prometheus.MustNewConstMetric(claimCount, prometheus.GaugeValue, float64(cp.Len()))
 }

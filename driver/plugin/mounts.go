@@ -83,8 +83,8 @@ func (m *mounts) has(c state.Claim, cp *state.Checkpoint) bool {
 	if !slices.ContainsFunc(c.Shares, func(s state.Share) bool { return !s.Limited }) {
 		return false
 	}
-	for uid, other := range cp.Claims {
-		if uid != c.UID && other.Namespace == c.Namespace && other.Name == c.Name {
+	for _, other := range cp.Claims() {
+		if other.UID != c.UID && other.Namespace == c.Namespace && other.Name == c.Name {
 			return false
 		}
 	}

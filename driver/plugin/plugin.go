@@ -131,7 +131,7 @@ type Driver struct {
 // New prepares an instance without starting it.
 func New(cfg Config) *Driver {
 	cfg.setDefaults()
-	d := &Driver{cfg: cfg, health: newHealth(cfg.NodeName), metrics: newMetrics(cfg.Registerer)}
+	d := &Driver{cfg: cfg, health: newHealth(cfg.NodeName)}
 	d.files = &files{
 		sharesDir: filepath.Join(cfg.PluginDir, sharesName),
 		cdiDir:    cfg.CDIDir,
@@ -142,6 +142,7 @@ func New(cfg Config) *Driver {
 		overhead:  func(string) uint64 { return 0 },
 	}
 	d.store = &state.Store{Dir: cfg.PluginDir, BootIDFile: cfg.BootIDFile, Rebuild: d.files.rebuild}
+	d.metrics = newMetrics(cfg.Registerer, d.store.Look)
 	if cfg.Use != nil {
 		d.startWatching()
 	}

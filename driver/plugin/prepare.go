@@ -37,9 +37,9 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 				results[claim.UID] = kubeletplugin.PrepareResult{Err: err}
 				continue
 			}
-			results[claim.UID] = d.answer(cp.Claims[claim.UID], plan)
+			prepared, _ := cp.Get(claim.UID)
+			results[claim.UID] = d.answer(prepared, plan)
 		}
-		d.metrics.shares(cp)
 		return nil
 	})
 	if err != nil {
@@ -61,7 +61,7 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 // wanted are the shares that a claim was given: as recorded if it is prepared
 // and was not allocated anew since, else as the allocation says.
 func (d *Driver) wanted(cp *state.Checkpoint, claim *resourceapi.ResourceClaim, plan *slicing.Plan) ([]state.Share, error) {
-	if have, ok := cp.Claims[claim.UID]; ok && sameAllocation(have, claim) {
+	if have, ok := cp.Get(claim.UID); ok && sameAllocation(have, claim) {
 		return have.Shares, nil
 	}
 	if plan == nil {
@@ -91,7 +91,7 @@ func (d *Driver) prepare(cp *state.Checkpoint, claim *resourceapi.ResourceClaim,
 		s.Limited = s.Limited || d.limitable(s)
 		c.Shares = append(c.Shares, s)
 	}
-	have, again := cp.Claims[claim.UID]
+	have, again := cp.Get(claim.UID)
 	again = again && sameAllocation(have, claim)
 	if again && reflect.DeepEqual(have, c) && d.files.there(c) {
 		return nil
@@ -102,20 +102,20 @@ func (d *Driver) prepare(cp *state.Checkpoint, claim *resourceapi.ResourceClaim,
 		if err := d.files.make(c, cp.BootID); err != nil {
 			return err
 		}
-		cp.Claims[claim.UID] = c
+		cp.Put(c)
 		return nil
 	}
 	if err := d.files.remove(claim.UID); err != nil {
 		return err
 	}
-	delete(cp.Claims, claim.UID)
+	cp.Remove(claim.UID)
 	if err := fits(cp, claim, shares, plan); err != nil {
 		return err
 	}
 	if err := d.files.make(c, cp.BootID); err != nil {
 		return errors.Join(err, d.files.remove(claim.UID))
 	}
-	cp.Claims[claim.UID] = c
+	cp.Put(c)
 	return nil
 }
 
@@ -178,10 +178,9 @@ func (d *Driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 				results[c.UID] = fmt.Errorf("removing the files of claim %s: %w", c, err)
 				continue
 			}
-			delete(cp.Claims, c.UID)
+			cp.Remove(c.UID)
 			log.V(2).Info("Claim unprepared", "claim", c)
 		}
-		d.metrics.shares(cp)
 		return nil
 	})
 	return results, err

@@ -120,7 +120,7 @@ func TestAfterAReboot(t *testing.T) {
 
 	n.reboot("boot-2")
 	d = n.start()
-	if got := len(d.checkpoint().Claims); got != 0 {
+	if got := d.checkpoint().Len(); got != 0 {
 		t.Errorf("%d claims still count as prepared", got)
 	}
 	if left := n.leftovers(); len(left) > 0 {
@@ -148,7 +148,7 @@ func TestAClaimIsPreparedAsAWholeOrNotAtAll(t *testing.T) {
 	if left := n.leftovers(); len(left) > 0 {
 		t.Errorf("left of the first two devices: %v", left)
 	}
-	if got := len(d.checkpoint().Claims); got != 0 {
+	if got := d.checkpoint().Len(); got != 0 {
 		t.Errorf("%d claims in the checkpoint", got)
 	}
 	n.edits.fail("")
@@ -426,14 +426,14 @@ func TestManyCallsAtOnceLeaveNothingBehind(t *testing.T) {
 	}
 	wg.Wait()
 	cp := d.checkpoint()
-	for uid := range cp.Claims {
+	for _, uid := range cp.Order() {
 		if _, err := os.Stat(n.path("cdi", cdi.FileName(string(uid)))); err != nil {
 			t.Errorf("prepared claim without a spec: %v", err)
 		}
 	}
-	for uid, claim := range cp.Claims {
+	for _, claim := range cp.Claims() {
 		c := &resourceapi.ResourceClaim{}
-		c.Namespace, c.Name, c.UID = claim.Namespace, claim.Name, uid
+		c.Namespace, c.Name, c.UID = claim.Namespace, claim.Name, claim.UID
 		d.unprepare(c)
 	}
 	if left := n.leftovers(); len(left) > 0 {

@@ -59,7 +59,6 @@ func (d *Driver) settle(ctx context.Context) error {
 		if err := errors.Join(err, d.files.sweepTemporary()); err != nil {
 			return fmt.Errorf("sweeping: %w", err)
 		}
-		d.metrics.shares(cp)
 		return nil
 	})
 }
@@ -92,30 +91,27 @@ func (d *Driver) reconcileLoop(ctx context.Context) {
 // Unprepare itself. A claim is never released while processes use it or
 // containers have its files mounted. The result is for the next pass.
 func (d *Driver) reconcile(ctx context.Context, goneBefore map[types.UID]state.Claim) (map[types.UID]state.Claim, error) {
-	var prepared map[types.UID]state.Claim
-	if err := d.store.Update(func(cp *state.Checkpoint) error {
-		prepared = cp.Claims
-		return nil
-	}); err != nil {
+	prepared, err := d.store.Look()
+	if err != nil {
 		return goneBefore, err
 	}
 	gone := map[types.UID]state.Claim{}
 	var errs []error
-	for uid, c := range prepared {
+	for _, c := range prepared.Claims() {
 		is, err := d.isGone(ctx, c)
 		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
 		if is {
-			gone[uid] = c
+			gone[c.UID] = c
 		}
 	}
 	mounted := sync.OnceValues(func() (mounts, error) { return mountsOf(d.files.proc) })
-	err := d.store.Update(func(cp *state.Checkpoint) error {
+	err = d.store.Update(func(cp *state.Checkpoint) error {
 		for uid, c := range gone {
 			before, twice := goneBefore[uid]
-			now, still := cp.Claims[uid]
+			now, still := cp.Get(uid)
 			// A claim that was prepared anew meanwhile is another one.
 			if !twice || !still || !reflect.DeepEqual(before, c) || !reflect.DeepEqual(now, c) {
 				continue
@@ -128,11 +124,10 @@ func (d *Driver) reconcile(ctx context.Context, goneBefore map[types.UID]state.C
 				errs = append(errs, err)
 				continue
 			}
-			delete(cp.Claims, uid)
+			cp.Remove(uid)
 			delete(gone, uid)
 			klog.FromContext(ctx).Info("Released a claim that ended while nobody unprepared it", "claim", klog.KRef(c.Namespace, c.Name), "uid", uid)
 		}
-		d.metrics.shares(cp)
 		return nil
 	})
 	return gone, errors.Join(append(errs, err)...)
@@ -159,7 +154,7 @@ func (d *Driver) collect(ctx context.Context) {
 		for _, path := range d.cfg.Installed {
 			named.WriteString(path)
 		}
-		for uid := range cp.Claims {
+		for _, uid := range cp.Order() {
 			b, err := os.ReadFile(d.files.specPath(uid))
 			if err != nil {
 				return err // what cannot be read may name anything

@@ -22,7 +22,7 @@ func TestADriverThatDiedHalfWayLeavesNothing(t *testing.T) {
 	d.mustPrepare(good)
 	half := n.claim("half", share{card: 0, memory: "2Gi"})
 	d.mustPrepare(half)
-	claim := d.checkpoint().Claims[half.UID]
+	claim, _ := d.checkpoint().Get(half.UID)
 	d.stop()
 
 	all := snapshot(t, n.path("plugin/shares/uid-half"))
@@ -62,7 +62,7 @@ func TestADriverThatDiedHalfWayLeavesNothing(t *testing.T) {
 			step()
 			d := n.start()
 			defer d.stop()
-			if _, prepared := d.checkpoint().Claims[half.UID]; !prepared {
+			if _, prepared := d.checkpoint().Get(half.UID); !prepared {
 				for _, file := range n.leftovers() {
 					if strings.Contains(file, "uid-half") {
 						t.Errorf("left: %s", file)
@@ -71,7 +71,7 @@ func TestADriverThatDiedHalfWayLeavesNothing(t *testing.T) {
 			}
 			// Whatever the step, the kubelet's next call finds its way.
 			d.mustPrepare(half)
-			if !d.files.there(d.checkpoint().Claims[half.UID]) {
+			if now, _ := d.checkpoint().Get(half.UID); !d.files.there(now) {
 				t.Error("prepared, and files are missing")
 			}
 			d.unprepare(half)
@@ -80,7 +80,7 @@ func TestADriverThatDiedHalfWayLeavesNothing(t *testing.T) {
 					t.Errorf("left after unprepare: %s", file)
 				}
 			}
-			if _, ok := d.checkpoint().Claims[good.UID]; !ok {
+			if _, ok := d.checkpoint().Get(good.UID); !ok {
 				t.Error("the other claim was lost")
 			}
 		})
@@ -89,7 +89,7 @@ func TestADriverThatDiedHalfWayLeavesNothing(t *testing.T) {
 
 func TestHalfWrittenFilesOfAKilledDriverAreRemoved(t *testing.T) {
 	n := newNode(t, a100)
-	left := []string{"cdi/." + cdi.FileName("uid-half") + ".123", "plugin/.checkpoint.json.456"}
+	left := []string{"cdi/." + cdi.FileName("uid-half") + ".123", "plugin/.checkpoint.log.456", "plugin/.checkpoint.json.789"}
 	others := []string{"cdi/.nvidia.yaml.789", "cdi/nvidia.yaml"}
 	for _, name := range append(left, others...) {
 		n.write(name, "{")
@@ -111,7 +111,7 @@ func TestHalfWrittenFilesOfAKilledDriverAreRemoved(t *testing.T) {
 func (n *node) removeClaim(uid types.UID) {
 	n.t.Helper()
 	s := &state.Store{Dir: n.path("plugin"), BootIDFile: n.path("boot_id")}
-	if err := s.Update(func(c *state.Checkpoint) error { delete(c.Claims, uid); return nil }); err != nil {
+	if err := s.Update(func(c *state.Checkpoint) error { c.Remove(uid); return nil }); err != nil {
 		n.t.Fatal(err)
 	}
 	_ = os.RemoveAll(n.path("plugin/shares", string(uid)))
@@ -121,7 +121,7 @@ func (n *node) removeClaim(uid types.UID) {
 func (n *node) addClaim(claim state.Claim) {
 	n.t.Helper()
 	s := &state.Store{Dir: n.path("plugin"), BootIDFile: n.path("boot_id")}
-	if err := s.Update(func(c *state.Checkpoint) error { c.Claims[claim.UID] = claim; return nil }); err != nil {
+	if err := s.Update(func(c *state.Checkpoint) error { c.Put(claim); return nil }); err != nil {
 		n.t.Fatal(err)
 	}
 }
@@ -141,7 +141,7 @@ func TestACheckpointThatCannotBeUsedIsSetAsideAndRebuilt(t *testing.T) {
 		"truncated":          func(b []byte) []byte { return b[:len(b)/2] },
 		"empty":              func([]byte) []byte { return nil },
 		"wrong checksum":     func(b []byte) []byte { return []byte(strings.Replace(string(b), "uid-kept", "uid-kepx", 1)) },
-		"of a newer version": func(b []byte) []byte { return []byte(strings.Replace(string(b), `"version":1`, `"version":2`, 1)) },
+		"of a newer version": func(b []byte) []byte { return []byte(strings.Replace(string(b), "version 2", "version 3", 1)) },
 		"not a checkpoint":   func([]byte) []byte { return []byte("hello") },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -150,7 +150,7 @@ func TestACheckpointThatCannotBeUsedIsSetAsideAndRebuilt(t *testing.T) {
 			kept := n.claim("kept", share{card: 0, memory: "60Gi"})
 			first := d.mustPrepare(kept)
 			d.stop()
-			path := n.path("plugin", "checkpoint.json")
+			path := n.path("plugin", "checkpoint.log")
 			b, err := os.ReadFile(path)
 			if err != nil {
 				t.Fatal(err)
@@ -196,19 +196,19 @@ func TestADowngradeForgetsNothingThatRuns(t *testing.T) {
 	first := d.mustPrepare(kept)
 	d.mustPrepare(lost, ended)
 	d.stop()
-	later := func(name string) {
+	later := func(name, version, next string) {
 		b, err := os.ReadFile(n.path(name))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := state.WriteFile(n.path(name), []byte(strings.Replace(string(b), `"version":1`, `"version":2`, 1)), 0o600); err != nil {
+		if err := state.WriteFile(n.path(name), []byte(strings.Replace(string(b), version, next, 1)), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	later("plugin/shares/uid-kept/claim.json")
+	later("plugin/shares/uid-kept/claim.json", `"version":1`, `"version":2`)
 	n.write("plugin/shares/uid-lost/claim.json", "in a layout of its own")
 	n.write("plugin/shares/uid-ended/claim.json", "in a layout of its own")
-	later("plugin/checkpoint.json") // last: a pass of the old instance may still end
+	later("plugin/checkpoint.log", "version 2", "version 3") // last: a pass of the old instance may still end
 	n.mount(5, "/kubelet/plugins/gpu.sluice.dev/shares/uid-lost/uid-lost-x/account")
 	n.mount(6, "/kubelet/plugins/gpu.sluice.dev/dra-device-metadata/team_lost/r0/metadata.json")
 	before := snapshot(t, n.dir)
@@ -243,6 +243,37 @@ func TestADowngradeForgetsNothingThatRuns(t *testing.T) {
 	}
 }
 
+// D7: after an upgrade the file of the earlier version counts, and after a
+// downgrade and another upgrade the one that was written last.
+func TestTheCheckpointOfAnEarlierVersionIsTakenOver(t *testing.T) {
+	n := newNode(t, a100)
+	n.enforce = true
+	d := n.start()
+	kept := n.claim("kept", share{card: 0, memory: "60Gi"})
+	first := d.mustPrepare(kept)
+	cp := d.checkpoint()
+	d.stop()
+	b, err := state.Encode(cp)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.write("plugin/checkpoint.json", string(b))
+	n.write("plugin/checkpoint.log", "what an upgrade before the downgrade left")
+
+	d = n.start()
+	d.refused(n.claim("next", share{card: 0, memory: "60Gi"}), "team/kept")
+	if diff := cmp.Diff(cdiNames(first), cdiNames(d.mustPrepare(kept))); diff != "" {
+		t.Errorf("other answer after the upgrade:\n%s", diff)
+	}
+	if aside, _ := filepath.Glob(n.path("plugin", "checkpoint*.unusable-*")); len(aside) > 0 {
+		t.Errorf("set aside: %v", aside)
+	}
+	d.unprepare(kept)
+	if left := n.leftovers(); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
 // D7: killed between setting a file aside and saving another.
 func TestACheckpointThatIsNotThereIsRebuilt(t *testing.T) {
 	n := newNode(t, a100)
@@ -252,7 +283,7 @@ func TestACheckpointThatIsNotThereIsRebuilt(t *testing.T) {
 	first := d.mustPrepare(kept)
 	d.stop()
 	before := snapshot(t, n.path("plugin", "shares"))
-	if err := os.Remove(n.path("plugin", "checkpoint.json")); err != nil {
+	if err := os.Remove(n.path("plugin", "checkpoint.log")); err != nil {
 		t.Fatal(err)
 	}
 	d = n.start()
@@ -286,8 +317,8 @@ func TestAClaimDeletedWhileTheDriverWasDownIsReleased(t *testing.T) {
 	n.update(freed)
 
 	d = n.start()
-	eventually(t, "release of three claims", func() bool { return len(d.checkpoint().Claims) == 1 })
-	if _, ok := d.checkpoint().Claims[lives.UID]; !ok {
+	eventually(t, "release of three claims", func() bool { return d.checkpoint().Len() == 1 })
+	if _, ok := d.checkpoint().Get(lives.UID); !ok {
 		t.Error("the living claim was released")
 	}
 	for _, file := range n.leftovers() {
@@ -309,13 +340,13 @@ func TestAClaimThatIsGoneOnceIsNotReleasedAtOnce(t *testing.T) {
 	if err != nil || len(gone) != 1 {
 		t.Fatalf("first pass: %v, %v", gone, err)
 	}
-	if len(d.checkpoint().Claims) != 1 {
+	if d.checkpoint().Len() != 1 {
 		t.Fatal("released at the first pass: its containers may still be ending")
 	}
 	if gone, err = d.reconcile(t.Context(), gone); err != nil || len(gone) != 0 {
 		t.Fatalf("second pass: %v, %v", gone, err)
 	}
-	if len(d.checkpoint().Claims) != 0 {
+	if d.checkpoint().Len() != 0 {
 		t.Error("not released at the second pass")
 	}
 }
@@ -345,7 +376,7 @@ func TestTwoInstancesServeOneNodeDuringAnUpgrade(t *testing.T) {
 		}
 	}
 	newer.unprepare(a)
-	if got := len(newer.checkpoint().Claims); got != 0 {
+	if got := newer.checkpoint().Len(); got != 0 {
 		t.Errorf("%d claims left", got)
 	}
 }

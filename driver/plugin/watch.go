@@ -36,8 +36,8 @@ func (d *Driver) watched() ([]monitor.Share, error) {
 		return nil, err
 	}
 	var out []monitor.Share
-	for _, uid := range cp.Order() {
-		c := cp.Claims[uid]
+	for _, c := range cp.Claims() {
+		uid := c.UID
 		for _, s := range c.Shares {
 			if s.Admin {
 				for _, card := range s.Cards {

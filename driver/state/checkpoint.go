@@ -3,40 +3,41 @@
 // The memory is one file, the checkpoint. It decides two questions: does a
 // claim have to be prepared again, and how much of a card is held by shares
 // that were not unprepared yet. It never talks to the API server or the
-// kubelet, and it keeps nothing in memory between two calls: during a rolling
-// update two driver processes take turns with the same file.
+// kubelet, and what it keeps in memory between two calls is only what it saw in
+// the file: during a rolling update two driver processes take turns with it.
 //
-// Encode, Decode and the methods of Checkpoint are pure; Store puts them on
-// disk under a lock.
+// The file is a log. A change costs what it changes, however many claims are
+// prepared: one line appended, and the file made anew now and then. Checkpoint,
+// the log's format (log.go) and the record of a claim (record.go) are pure;
+// Store puts them on disk under a lock.
 package state
 
 import (
-	"bytes"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
-	"errors"
-	"fmt"
 	"maps"
-	"math"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Version is the layout that this program writes and the highest it reads.
-// Adding a field is no new version: fields that a reader does not know are
-// ignored.
-const Version = 1
-
-// Checkpoint is all that is prepared.
+// Checkpoint is all that is prepared. It is changed by Put and Remove alone,
+// which keep its sums.
 type Checkpoint struct {
 	// BootID is the kernel's boot id when the file was written. After a
 	// reboot no container runs and the CDI directory is empty, so nothing in
 	// an older file is true.
-	BootID string `json:"bootID"`
-	// Claims are the prepared claims.
-	Claims map[types.UID]Claim `json:"claims"`
+	BootID string
+
+	claims map[types.UID]Claim
+	held   map[string]*holding // by device
+	// before are the claims that were changed since the last save, as they
+	// were then; nil for one that was not there.
+	before map[types.UID]*Claim
+}
+
+// holding is what is held of a device.
+type holding struct {
+	memoryMi, cores int64
+	claims          map[types.UID]bool
 }
 
 // Claim is one prepared ResourceClaim.
@@ -72,23 +73,126 @@ type Share struct {
 
 // New returns a checkpoint without claims.
 func New(bootID string) *Checkpoint {
-	return &Checkpoint{BootID: bootID, Claims: map[types.UID]Claim{}}
+	return &Checkpoint{BootID: bootID, claims: map[types.UID]Claim{}, held: map[string]*holding{}, before: map[types.UID]*Claim{}}
+}
+
+// Len is the number of claims.
+func (c *Checkpoint) Len() int { return len(c.claims) }
+
+// Get returns the claim with the UID. Its shares are not to be changed in
+// place.
+func (c *Checkpoint) Get(uid types.UID) (Claim, bool) {
+	claim, ok := c.claims[uid]
+	return claim, ok
 }
 
 // Order lists the claims by UID.
-func (c *Checkpoint) Order() []types.UID { return slices.Sorted(maps.Keys(c.Claims)) }
+func (c *Checkpoint) Order() []types.UID { return slices.Sorted(maps.Keys(c.claims)) }
+
+// Claims are all claims in that order.
+func (c *Checkpoint) Claims() []Claim {
+	out := make([]Claim, 0, len(c.claims))
+	for _, uid := range c.Order() {
+		out = append(out, c.claims[uid])
+	}
+	return out
+}
+
+// Put adds a claim or puts it in the place of the one with its UID.
+func (c *Checkpoint) Put(claim Claim) {
+	c.note(claim.UID)
+	c.set(claim)
+}
+
+// Remove takes a claim out; one that is not there is no error.
+func (c *Checkpoint) Remove(uid types.UID) {
+	if _, ok := c.claims[uid]; ok {
+		c.note(uid)
+		c.unset(uid)
+	}
+}
+
+func (c *Checkpoint) note(uid types.UID) {
+	if _, noted := c.before[uid]; noted {
+		return
+	}
+	c.before[uid] = nil
+	if old, ok := c.claims[uid]; ok {
+		c.before[uid] = &old
+	}
+}
+
+func (c *Checkpoint) set(claim Claim) {
+	c.unset(claim.UID)
+	c.claims[claim.UID] = claim
+	for _, s := range claim.Shares {
+		if s.Admin {
+			continue
+		}
+		h := c.held[s.Device]
+		if h == nil {
+			h = &holding{claims: map[types.UID]bool{}}
+			c.held[s.Device] = h
+		}
+		h.memoryMi += s.MemoryMi
+		h.cores += s.Cores
+		h.claims[claim.UID] = true
+	}
+}
+
+func (c *Checkpoint) unset(uid types.UID) {
+	for _, s := range c.claims[uid].Shares {
+		h := c.held[s.Device]
+		if s.Admin || h == nil {
+			continue
+		}
+		h.memoryMi -= s.MemoryMi
+		h.cores -= s.Cores
+		delete(h.claims, uid)
+		if len(h.claims) == 0 {
+			delete(c.held, s.Device)
+		}
+	}
+	delete(c.claims, uid)
+}
+
+// undo takes back what was changed since the last save.
+func (c *Checkpoint) undo() {
+	for uid, old := range c.before {
+		c.unset(uid)
+		if old != nil {
+			c.set(*old)
+		}
+	}
+	clear(c.before)
+}
+
+// clone is a copy that nobody else changes.
+func (c *Checkpoint) clone() *Checkpoint {
+	out := New(c.BootID)
+	for _, claim := range c.claims {
+		out.set(claim)
+	}
+	return out
+}
+
+// Devices lists the devices of which something is held.
+func (c *Checkpoint) Devices() []string { return slices.Sorted(maps.Keys(c.held)) }
 
 // Held sums what all claims but one hold of a device.
 func (c *Checkpoint) Held(device string, except types.UID) (memoryMi, cores int64) {
-	for uid, claim := range c.Claims {
-		if uid == except {
-			continue
-		}
-		for _, s := range claim.Shares {
-			if s.Device == device && !s.Admin {
-				memoryMi += s.MemoryMi
-				cores += s.Cores
-			}
+	h := c.held[device]
+	if h == nil {
+		return 0, 0
+	}
+	memoryMi, cores = h.memoryMi, h.cores
+	if !h.claims[except] {
+		return memoryMi, cores
+	}
+	for _, s := range c.claims[except].Shares {
+		if s.Device == device && !s.Admin {
+			memoryMi -= s.MemoryMi
+			cores -= s.Cores
 		}
 	}
 	return memoryMi, cores
@@ -96,111 +200,16 @@ func (c *Checkpoint) Held(device string, except types.UID) (memoryMi, cores int6
 
 // Holders names the claims that hold something of a device, sorted.
 func (c *Checkpoint) Holders(device string, except types.UID) []string {
+	h := c.held[device]
+	if h == nil {
+		return nil
+	}
 	var out []string
-	for uid, claim := range c.Claims {
-		if uid == except {
-			continue
-		}
-		if slices.ContainsFunc(claim.Shares, func(s Share) bool { return s.Device == device && !s.Admin }) {
-			out = append(out, claim.Namespace+"/"+claim.Name)
+	for uid := range h.claims {
+		if uid != except {
+			out = append(out, c.claims[uid].Namespace+"/"+c.claims[uid].Name)
 		}
 	}
 	slices.Sort(out)
 	return out
-}
-
-// envelope is the file: the data as written, and what proves it whole.
-type envelope struct {
-	Version  int             `json:"version"`
-	Checksum string          `json:"checksum"`
-	Data     json.RawMessage `json:"data"`
-}
-
-// ErrCorrupt is matched by Decode's errors: the bytes are not a checkpoint
-// that this program can trust.
-var ErrCorrupt = errors.New("checkpoint cannot be used")
-
-// Encode writes a checkpoint. The same checkpoint gives the same bytes.
-func Encode(c *Checkpoint) ([]byte, error) { return encode(c, nil) }
-
-// encode is Encode for a caller that knows the bytes of some claims already;
-// all others are made as usual.
-func encode(c *Checkpoint, known map[types.UID][]byte) ([]byte, error) {
-	boot, err := json.Marshal(c.BootID)
-	if err != nil {
-		return nil, err
-	}
-	var data bytes.Buffer
-	fmt.Fprintf(&data, `{"bootID":%s,"claims":{`, boot)
-	for i, uid := range c.Order() {
-		b := known[uid]
-		if b == nil {
-			if b, err = encodeClaim(uid, c.Claims[uid]); err != nil {
-				return nil, err
-			}
-		}
-		if i > 0 {
-			data.WriteByte(',')
-		}
-		data.Write(b)
-	}
-	data.WriteString("}}")
-	out := fmt.Appendf(nil, `{"version":%d,"checksum":"%s","data":`, Version, sum(data.Bytes()))
-	return append(append(out, data.Bytes()...), '}'), nil
-}
-
-// encodeClaim is one member of the object "claims".
-func encodeClaim(uid types.UID, c Claim) ([]byte, error) {
-	key, err := json.Marshal(uid)
-	if err != nil {
-		return nil, err
-	}
-	value, err := json.Marshal(c)
-	if err != nil {
-		return nil, err
-	}
-	return append(append(key, ':'), value...), nil
-}
-
-// Decode reads what Encode wrote, also of later programs with the same
-// version. The error matches ErrCorrupt and says what is wrong.
-func Decode(b []byte) (*Checkpoint, error) { return decode(b, Version) }
-
-// Salvage is Decode for a copy that is the last one: of a higher version it
-// reads the fields that this program knows. What a later program meant by
-// others is lost, which does less harm than to forget what containers use.
-func Salvage(b []byte) (*Checkpoint, error) { return decode(b, math.MaxInt) }
-
-func decode(b []byte, highest int) (*Checkpoint, error) {
-	if len(bytes.TrimSpace(b)) == 0 {
-		return nil, fmt.Errorf("%w: the file is empty", ErrCorrupt)
-	}
-	var e envelope
-	if err := json.Unmarshal(b, &e); err != nil {
-		return nil, fmt.Errorf("%w: %v", ErrCorrupt, err)
-	}
-	if e.Version > highest || e.Version < 1 {
-		return nil, fmt.Errorf("%w: it has version %d, this program reads up to version %d", ErrCorrupt, e.Version, highest)
-	}
-	if got := sum(e.Data); got != e.Checksum {
-		return nil, fmt.Errorf("%w: checksum is %s, the data has %s", ErrCorrupt, e.Checksum, got)
-	}
-	c := &Checkpoint{}
-	if err := json.Unmarshal(e.Data, c); err != nil {
-		return nil, fmt.Errorf("%w: %v", ErrCorrupt, err)
-	}
-	if c.Claims == nil {
-		c.Claims = map[types.UID]Claim{}
-	}
-	for uid, claim := range c.Claims {
-		if claim.UID != uid {
-			return nil, fmt.Errorf("%w: claim %s is filed under %s", ErrCorrupt, claim.UID, uid)
-		}
-	}
-	return c, nil
-}
-
-func sum(data []byte) string {
-	h := sha256.Sum256(data)
-	return hex.EncodeToString(h[:])
 }

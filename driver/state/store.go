@@ -1,12 +1,12 @@
 package state
 
 import (
-	"bytes"
+	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // Store is the checkpoint on disk. Calls of any number of goroutines and
@@ -31,76 +30,18 @@ type Store struct {
 	// an earlier boot dropped. Nil: nobody is.
 	Report func(Finding)
 
-	mu    sync.Mutex
-	known known
+	updating view // belongs to who holds the file's lock
+
+	mu      sync.Mutex
+	looking view
 }
 
-// known is what this process last saw in the file. While the file is the same,
-// reading and writing cost the same however many claims there are: only what
-// changes is decoded and encoded.
-type known struct {
-	c      *Checkpoint // nil: nothing
-	saved  []byte
-	claims map[types.UID][]byte // the claims' bytes, filled as they are saved
-}
-
-// headSize is enough of the file to have its checksum.
-const headSize = 128
-
-// is tells whether the file holds what was seen in it: the beginning has the
-// checksum of the rest.
-func (k *known) is(f *os.File) bool {
-	info, err := f.Stat()
-	if k.c == nil || err != nil || info.Size() != int64(len(k.saved)) {
-		return false
-	}
-	head := make([]byte, min(headSize, len(k.saved)))
-	_, err = f.ReadAt(head, 0)
-	return err == nil && bytes.Equal(head, k.saved[:len(head)])
-}
-
-// Look returns the checkpoint as it was saved last, without waiting for an
-// update under way. What it returns is shared with other callers and must not
-// be changed. It repairs nothing: a file that cannot be used is an error, until
-// the next Update.
-func (s *Store) Look() (*Checkpoint, error) {
-	boot, err := s.BootID()
-	if err != nil {
-		return nil, err
-	}
-	c, _, err := s.read()
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return New(boot), nil
-	case err != nil:
-		return nil, err
-	case c.BootID != boot:
-		return New(boot), nil
-	}
-	return c, nil
-}
-
-// read returns what is in the file and its bytes, which are nobody's to change.
-func (s *Store) read() (*Checkpoint, []byte, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	f, err := os.Open(s.Path())
-	if err != nil {
-		return nil, nil, fmt.Errorf("checkpoint: %w", err)
-	}
-	defer f.Close()
-	if !s.known.is(f) {
-		b, err := io.ReadAll(f)
-		if err != nil {
-			return nil, nil, fmt.Errorf("checkpoint: %w", err)
-		}
-		c, err := Decode(b)
-		if err != nil {
-			return nil, nil, err
-		}
-		s.known = known{c: c, saved: b}
-	}
-	return s.known.c, s.known.saved, nil
+// view is what was seen in the file. While it is the same file, only what was
+// added to it has to be read.
+type view struct {
+	c    *Checkpoint // nil: nothing
+	head head
+	live int // bytes of a file with nothing but what counts, about
 }
 
 // Finding is something an operator should know about the checkpoint.
@@ -116,12 +57,22 @@ type Finding struct {
 }
 
 const (
-	fileName = "checkpoint.json"
+	fileName = "checkpoint.log"
+	// oldName is a record with all claims. Where there is one, an earlier
+	// version of this program has written it after the log: this one never
+	// leaves it beside a log.
+	oldName  = "checkpoint.json"
 	lockName = "checkpoint.lock"
 )
 
+// compactFrom is the size from which a log is made anew when most of it is
+// of the past.
+const compactFrom = 64 << 10
+
 // Path is the checkpoint's file name.
 func (s *Store) Path() string { return filepath.Join(s.Dir, fileName) }
+
+func (s *Store) oldPath() string { return filepath.Join(s.Dir, oldName) }
 
 // BootID reads the current boot id.
 func (s *Store) BootID() (string, error) {
@@ -136,10 +87,96 @@ func (s *Store) BootID() (string, error) {
 	return id, nil
 }
 
+// Look returns a copy of the checkpoint as it was saved last, without waiting
+// for an update under way. It repairs nothing: a file that cannot be used is an
+// error, until the next Update.
+func (s *Store) Look() (*Checkpoint, error) {
+	boot, err := s.BootID()
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for try := 0; ; try++ {
+		// The head may be read while it is written.
+		if err = s.look(); !errors.Is(err, ErrCorrupt) || try == 3 {
+			break
+		}
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return New(boot), nil
+	case err != nil:
+		return nil, err
+	case s.looking.c.BootID != boot:
+		return New(boot), nil
+	}
+	return s.looking.c.clone(), nil
+}
+
+// look brings the view that Look gives copies of up to date.
+func (s *Store) look() error {
+	b, err := os.ReadFile(s.oldPath())
+	if errors.Is(err, fs.ErrNotExist) {
+		return s.looking.refresh(s.Path())
+	}
+	if err != nil {
+		return fmt.Errorf("checkpoint: %w", err)
+	}
+	c, err := Decode(b)
+	s.looking = view{c: c}
+	return err
+}
+
+// refresh reads what is new in the file. After an error the view is empty.
+func (v *view) refresh(name string) (err error) {
+	defer func() {
+		if err != nil {
+			*v = view{}
+		}
+	}()
+	f, err := os.Open(name)
+	if err != nil {
+		return fmt.Errorf("checkpoint: %w", err)
+	}
+	defer f.Close()
+	b := make([]byte, headSize)
+	n, err := f.ReadAt(b, 0)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return fmt.Errorf("checkpoint: %w", err)
+	}
+	h, err := decodeHead(b[:n])
+	if err != nil {
+		return err
+	}
+	if v.c == nil || h.id != v.head.id || h.bytes < v.head.bytes {
+		*v = view{c: New(""), head: head{id: h.id}}
+	}
+	if h.bytes == v.head.bytes {
+		return nil
+	}
+	if info, err := f.Stat(); err != nil {
+		return fmt.Errorf("checkpoint: %w", err)
+	} else if info.Size() < headSize+h.bytes {
+		return fmt.Errorf("%w: it has %d bytes and should have %d", ErrCorrupt, info.Size(), headSize+h.bytes)
+	}
+	lines := make([]byte, h.bytes-v.head.bytes)
+	if _, err := f.ReadAt(lines, headSize+v.head.bytes); err != nil {
+		return fmt.Errorf("checkpoint: %w", err)
+	}
+	if err := v.c.applyLines(lines); err != nil {
+		return err
+	}
+	if v.head.bytes == 0 {
+		v.live = len(lines)
+	}
+	v.head = h
+	return nil
+}
+
 // Update gives fn the checkpoint and saves what fn made of it, unless fn
 // fails. Nobody else has the checkpoint meanwhile, so that fn may also create
-// and remove the files that belong to claims. A claim is changed by putting
-// another in its place, with a list of shares of its own.
+// and remove the files that belong to claims; it must not keep the checkpoint.
 //
 // A process that dies inside fn leaves the old checkpoint. The order for fn is
 // therefore: to add a claim, make its files first; to drop one, remove its
@@ -150,49 +187,20 @@ func (s *Store) Update(fn func(*Checkpoint) error) error {
 		return err
 	}
 	defer unlock()
-	c, saved, err := s.load()
+	c, anew, err := s.load()
 	if err != nil {
 		return err
 	}
-	before := maps.Clone(c.Claims)
 	if err := fn(c); err != nil {
+		c.undo()
 		return err
 	}
-	encoded := s.encoded(before, c)
-	b, err := encode(c, encoded)
-	if err != nil {
+	if err := s.save(c, anew); err != nil {
+		s.updating = view{} // what is in the file now is not known
 		return err
 	}
-	if bytes.Equal(b, saved) {
-		return nil
-	}
-	return s.save(c, b, encoded)
-}
-
-// encoded are the bytes of the claims of c, made anew for those that are not
-// what they were before.
-func (s *Store) encoded(before map[types.UID]Claim, c *Checkpoint) map[types.UID][]byte {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	out := make(map[types.UID][]byte, len(c.Claims))
-	for uid, claim := range c.Claims {
-		b := s.known.claims[uid]
-		if old, ok := before[uid]; !ok || b == nil || !unchanged(old, claim) {
-			var err error
-			if b, err = encodeClaim(uid, claim); err != nil {
-				continue // encode tells of it
-			}
-		}
-		out[uid] = b
-	}
-	return out
-}
-
-// unchanged tells that nobody put another claim in a claim's place. Whoever
-// changes a share makes a new list.
-func unchanged(a, b Claim) bool {
-	return a.UID == b.UID && a.Namespace == b.Namespace && a.Name == b.Name && len(a.Shares) == len(b.Shares) &&
-		(len(a.Shares) == 0 || &a.Shares[0] == &b.Shares[0])
+	clear(c.before)
+	return nil
 }
 
 func (s *Store) lock() (func(), error) {
@@ -213,44 +221,55 @@ func (s *Store) lock() (func(), error) {
 	return func() { _ = f.Close() }, nil // closing unlocks
 }
 
-// load returns the checkpoint of this boot and the bytes on disk.
-func (s *Store) load() (*Checkpoint, []byte, error) {
+// load returns the checkpoint of this boot. It is anew if the file does not say
+// the same: then it has to be written from the beginning.
+func (s *Store) load() (c *Checkpoint, anew bool, err error) {
 	boot, err := s.BootID()
 	if err != nil {
-		return nil, nil, err
+		return nil, false, err
 	}
-	c, saved, err := s.read()
+	path := s.Path()
+	if _, err = os.Lstat(s.oldPath()); err == nil {
+		path, anew = s.oldPath(), true
+		var b []byte
+		if b, err = os.ReadFile(path); err == nil {
+			c, err = Decode(b)
+		}
+	} else {
+		err = s.updating.refresh(path)
+		c = s.updating.c
+	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		// The first start, or the first after a process died that had set the
 		// file aside and saved no other.
 		c := s.rebuilt(boot)
-		if len(c.Claims) > 0 {
-			s.report(Finding{Err: err, Claims: len(c.Claims)})
+		if c.Len() > 0 {
+			s.report(Finding{Err: err, Claims: c.Len()})
 		}
-		return c, nil, nil
+		return c, true, nil
 	case errors.Is(err, ErrCorrupt):
-		c, err := s.setAside(boot, err)
-		return c, nil, err
+		c, err := s.setAside(path, boot, err)
+		return c, true, err
 	case err != nil:
-		return nil, nil, err
+		return nil, false, err
 	}
 	if c.BootID != boot {
-		s.report(Finding{Rebooted: true, Claims: len(c.Claims)})
-		return New(boot), saved, nil
+		s.report(Finding{Rebooted: true, Claims: c.Len()})
+		return New(boot), true, nil
 	}
-	return &Checkpoint{BootID: c.BootID, Claims: maps.Clone(c.Claims)}, saved, nil
+	return c, anew, nil
 }
 
 // setAside keeps the unusable file for an inspection and goes on with what
 // can be rebuilt. Refusing to start would not repair it.
-func (s *Store) setAside(boot string, cause error) (*Checkpoint, error) {
-	aside := s.Path() + ".unusable-" + time.Now().UTC().Format("20060102T150405.000000000")
-	if err := os.Rename(s.Path(), aside); err != nil {
+func (s *Store) setAside(path, boot string, cause error) (*Checkpoint, error) {
+	aside := path + ".unusable-" + time.Now().UTC().Format("20060102T150405.000000000")
+	if err := os.Rename(path, aside); err != nil {
 		return nil, fmt.Errorf("%w; setting it aside: %w", cause, err)
 	}
 	c := s.rebuilt(boot)
-	s.report(Finding{Err: cause, Aside: aside, Claims: len(c.Claims)})
+	s.report(Finding{Err: cause, Aside: aside, Claims: c.Len()})
 	return c, nil
 }
 
@@ -261,18 +280,55 @@ func (s *Store) rebuilt(boot string) *Checkpoint {
 	return s.Rebuild(boot)
 }
 
-// save replaces the file by rename. It does not force the bytes to the disk:
-// a crash of this process loses nothing of the page cache, and a crash of the
-// machine changes the boot id, which voids the content anyway.
-func (s *Store) save(c *Checkpoint, b []byte, claims map[types.UID][]byte) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.known = known{}
-	if err := WriteFile(s.Path(), b, 0o600); err != nil {
+// save writes what changed, or everything if that is due. It does not force the
+// bytes to the disk: a crash of this process loses nothing of the page cache, and
+// a crash of the machine changes the boot id, which voids the content anyway.
+func (s *Store) save(c *Checkpoint, anew bool) error {
+	if anew {
+		return s.saveAll(c)
+	}
+	lines, err := encodeChanges(c)
+	if err != nil || len(lines) == 0 {
 		return err
 	}
-	// The caller may go on with what it has, so a copy is kept.
-	s.known = known{c: &Checkpoint{BootID: c.BootID, Claims: maps.Clone(c.Claims)}, saved: b, claims: claims}
+	if next := s.updating.head.bytes + int64(len(lines)); next > compactFrom && next > 4*int64(s.updating.live) {
+		return s.saveAll(c)
+	}
+	f, err := os.OpenFile(s.Path(), os.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("checkpoint: %w", err)
+	}
+	h := s.updating.head
+	_, err = f.WriteAt(lines, headSize+h.bytes)
+	if err == nil {
+		h.bytes += int64(len(lines))
+		_, err = f.WriteAt(h.encode(), 0) // from here it counts
+	}
+	if err := errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("checkpoint: %w", err)
+	}
+	s.updating.head = h
+	return nil
+}
+
+// saveAll begins a new log.
+func (s *Store) saveAll(c *Checkpoint) error {
+	lines, err := encodeAll(c)
+	if err != nil {
+		return err
+	}
+	var id [8]byte
+	if _, err := rand.Read(id[:]); err != nil {
+		return err
+	}
+	h := head{id: hex.EncodeToString(id[:]), bytes: int64(len(lines))}
+	if err := WriteFile(s.Path(), append(h.encode(), lines...), 0o600); err != nil {
+		return err
+	}
+	if err := os.Remove(s.oldPath()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	s.updating = view{c: c, head: h, live: len(lines)}
 	return nil
 }
 
