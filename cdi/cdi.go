@@ -58,6 +58,9 @@ type Share struct {
 	Name string
 	// Cards are the edits that open the cards, one or all of a node.
 	Cards []specs.ContainerEdits
+	// Extra are further edits: what the share's enforcement needs, and the
+	// environment that the claim asks for. They come last.
+	Extra specs.ContainerEdits
 	// Files is the host's folder with the share's limit, grant and account;
 	// empty for a share without a limit: on a node without the limiter, and
 	// for the monitor.
@@ -142,6 +145,7 @@ func (s Share) edits(limited bool) (specs.ContainerEdits, error) {
 	for _, c := range s.Cards {
 		edits = appendEdits(edits, clone(c))
 	}
+	edits = appendEdits(edits, clone(s.Extra))
 	edits.DeviceNodes = lastOfEachNode(edits.DeviceNodes)
 	edits.Mounts = lastOfEachPath(edits.Mounts)
 	switch {

@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-gpu/sluice/cdi/nvidia"
 	"github.com/sluice-gpu/sluice/driver"
 	"github.com/sluice-gpu/sluice/driver/config"
+	"github.com/sluice-gpu/sluice/driver/enforce"
 	"github.com/sluice-gpu/sluice/driver/gpu"
 	"github.com/sluice-gpu/sluice/driver/limit"
 	"github.com/sluice-gpu/sluice/driver/plugin"
@@ -169,7 +170,7 @@ func run(ctx context.Context, o options) error {
 		if err != nil {
 			return fmt.Errorf("installing the limiter: %w", err)
 		}
-		c.Enforcement = l
+		c.Backends = map[config.Enforcement]enforce.Backend{config.Limiter: l}
 		c.Installed = append(c.Installed, l.Installed()...)
 	} else {
 		log.Info("No limiter: containers are told their share and not held to it (--limiter-lib is empty)")

@@ -46,7 +46,7 @@ func TestWrongConfigurationsAreRefusedWithPathAndReason(t *testing.T) {
 		"same name twice": {head + "nodeGroups:\n- name: a\n- name: a\n",
 			`nodeGroups[1].name: Duplicate value: "a"`},
 		"mode not known": {head + "nodeGroups:\n- name: a\n  mode: half\n",
-			`nodeGroups[0].mode: Unsupported value: "half": supported values: "dynamic", "fixed", "whole"`},
+			`nodeGroups[0].mode: Unsupported value: "half": supported values: "dynamic", "fixed", "whole", "mig"`},
 		"memory of whole cards": {head + "nodeGroups:\n- name: a\n  mode: whole\n  memory: 10Gi\n",
 			"nodeGroups[0].memory: Invalid value: \"10Gi\": belongs to mode fixed; in mode whole every claim gets all of a card"},
 		"slices in dynamic": {head + "nodeGroups:\n- name: a\n  slices: 2\n", "nodeGroups[0].slices: Invalid value: 2: belongs to mode fixed"},

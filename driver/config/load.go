@@ -19,6 +19,10 @@ import (
 // MinShareMi is the smallest part of a card that is ever given out.
 const MinShareMi = 256
 
+// maxFactor is the highest oversubscription that makes any sense: each of
+// sixteen shares may use the whole card while the others idle.
+const maxFactor = 16
+
 // Default offers every card in mode dynamic.
 func Default() *DriverConfiguration {
 	c := &DriverConfiguration{}
@@ -82,6 +86,15 @@ func setDefaults(c *DriverConfiguration) {
 		if g.Mode == Fixed && g.Memory == "" {
 			g.Memory = Auto
 		}
+		if g.CorePolicy == "" {
+			g.CorePolicy = Burst
+		}
+		if g.Enforcement == "" {
+			g.Enforcement = Limiter
+			if g.Mode == MIG {
+				g.Enforcement = ByMIG
+			}
+		}
 	}
 }
 
@@ -106,15 +119,61 @@ func Validate(c *DriverConfiguration) field.ErrorList {
 		if g.Cores < 0 || g.Cores > 100 {
 			errs = append(errs, field.Invalid(at.Child("cores"), g.Cores, "is a percentage of one card, 0 to 100"))
 		}
+		errs = append(errs, validatePolicies(g, at)...)
+		errs = append(errs, validateMemory(g, at)...)
 		switch g.Mode {
 		case Dynamic:
 			errs = append(errs, validateUncut(g, at, "each claim names its size")...)
 		case Whole:
 			errs = append(errs, validateUncut(g, at, "every claim gets all of a card")...)
+		case MIG:
+			errs = append(errs, validateUncut(g, at, "the hardware cuts the card")...)
 		case Fixed:
 			errs = append(errs, validateFixed(g, at)...)
 		default:
-			errs = append(errs, field.NotSupported(at.Child("mode"), g.Mode, []Mode{Dynamic, Fixed, Whole}))
+			errs = append(errs, field.NotSupported(at.Child("mode"), g.Mode, []Mode{Dynamic, Fixed, Whole, MIG}))
+		}
+	}
+	return errs
+}
+
+func validatePolicies(g NodeGroup, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if !slices.Contains(corePolicies, g.CorePolicy) {
+		errs = append(errs, field.NotSupported(at.Child("corePolicy"), g.CorePolicy, corePolicies))
+	}
+	if g.CorePolicy == Hard && g.Cores == 0 && (g.Mode == Dynamic || g.Mode == Fixed) {
+		errs = append(errs, field.Invalid(at.Child("cores"), g.Cores, "with corePolicy hard a share gets its cores and no more; say how many a claim gets that names none"))
+	}
+	switch {
+	case !slices.Contains(enforcements, g.Enforcement):
+		errs = append(errs, field.NotSupported(at.Child("enforcement"), g.Enforcement, enforcements))
+	case (g.Enforcement == ByMIG) != (g.Mode == MIG):
+		errs = append(errs, field.Invalid(at.Child("enforcement"), g.Enforcement, "instances are held by the hardware, so mode mig and enforcement mig go together"))
+	}
+	return errs
+}
+
+// validateMemory checks what says how much of a card's memory is given out.
+func validateMemory(g NodeGroup, at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if g.DefaultMemory != "" {
+		if g.Mode != Dynamic {
+			errs = append(errs, field.Invalid(at.Child("defaultMemory"), g.DefaultMemory, fmt.Sprintf("belongs to mode dynamic; in mode %s there is one size", g.Mode)))
+		} else if _, err := parseMi(g.DefaultMemory); err != nil {
+			errs = append(errs, field.Invalid(at.Child("defaultMemory"), g.DefaultMemory, err.Error()))
+		}
+	}
+	if _, err := parseReserve(g.Reserve); err != nil {
+		errs = append(errs, field.Invalid(at.Child("reserve"), g.Reserve, err.Error()))
+	}
+	if f := g.Oversubscription; f != nil {
+		at := at.Child("oversubscription")
+		switch m := f.MilliValue(); {
+		case m < 1000 || m > maxFactor*1000 || f.Cmp(*resource.NewMilliQuantity(m, resource.DecimalSI)) != 0:
+			errs = append(errs, field.Invalid(at, f.String(), fmt.Sprintf("must be a number from 1 to %d in steps of 0.001", maxFactor)))
+		case m > 1000 && (g.Mode == Whole || g.Mode == MIG):
+			errs = append(errs, field.Invalid(at, f.String(), fmt.Sprintf("in mode %s a claim has its memory for itself; oversubscription belongs to modes dynamic and fixed", g.Mode)))
 		}
 	}
 	return errs
@@ -192,4 +251,23 @@ func parseMi(s string) (int64, error) {
 		return 0, fmt.Errorf("must be a whole number of Mi; the next smaller one is %dMi", v/mi)
 	}
 	return v / mi, nil
+}
+
+// parseReserve reads a quantity that is a whole number of Mi, 0 or more. Empty
+// is 0.
+func parseReserve(s string) (int64, error) {
+	if s == "" {
+		return 0, nil
+	}
+	q, err := resource.ParseQuantity(s)
+	const mi = 1 << 20
+	switch {
+	case err != nil:
+		return 0, errors.New("must be a quantity such as 1Gi")
+	case q.Sign() < 0:
+		return 0, errors.New("must be 0 or more")
+	case q.Value()%mi != 0:
+		return 0, fmt.Errorf("must be a whole number of Mi; the next smaller one is %dMi", q.Value()/mi)
+	}
+	return q.Value() / mi, nil
 }

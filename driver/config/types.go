@@ -8,7 +8,10 @@
 // applies to one.
 package config
 
-import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+import (
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
 
 // GroupVersion and Kind of the configuration file.
 const (
@@ -39,7 +42,7 @@ type NodeGroup struct {
 	// DeviceSelector picks among the cards of such a node. Absent: all.
 	DeviceSelector *DeviceSelector `json:"deviceSelector,omitempty"`
 
-	// Mode is dynamic, fixed or whole. Default dynamic.
+	// Mode is dynamic, fixed, whole or mig. Default dynamic.
 	Mode Mode `json:"mode,omitempty"`
 
 	// Slices is the number of equal parts a card is cut into. Required in
@@ -54,6 +57,28 @@ type NodeGroup struct {
 	// which names none. 0, the default, guarantees nothing and lets a share
 	// use whatever is idle.
 	Cores int64 `json:"cores,omitempty"`
+
+	// DefaultMemory is what a claim takes in mode dynamic that names no
+	// memory, among them those of unchanged pods with "nvidia.com/gpu: 1". A
+	// quantity of whole Mi. Absent: all of the card.
+	DefaultMemory string `json:"defaultMemory,omitempty"`
+
+	// Reserve is memory of each card that is never given out, a quantity of
+	// whole Mi. Default 0.
+	Reserve string `json:"reserve,omitempty"`
+
+	// Oversubscription is how many times the memory of a card is given out, 1
+	// to 16 in steps of a thousandth. Default 1. No share is larger than the
+	// card, and every share is limited, also one as large as the card.
+	// Programs fail to allocate when all of them take what they were promised.
+	Oversubscription *resource.Quantity `json:"oversubscription,omitempty"`
+
+	// CorePolicy is for shares whose claim and class name none. Default burst.
+	CorePolicy CorePolicy `json:"corePolicy,omitempty"`
+
+	// Enforcement is for shares whose claim and class name none. Default
+	// limiter, and mig in mode mig.
+	Enforcement Enforcement `json:"enforcement,omitempty"`
 }
 
 // DeviceSelector matches cards.
@@ -75,6 +100,8 @@ const (
 	Fixed Mode = "fixed"
 	// Whole gives a card to one claim, whatever size it names.
 	Whole Mode = "whole"
+	// MIG offers the instances of cards in MIG mode.
+	MIG Mode = "mig"
 )
 
 // Auto is the Memory value that divides a card's usable memory evenly.
@@ -86,7 +113,33 @@ func (g NodeGroup) SliceMi() int64 {
 	if g.Memory == Auto {
 		return 0
 	}
-	n, err := parseMi(g.Memory)
+	return miOf(g.Memory)
+}
+
+// DefaultMemoryMi is what a claim takes that names no memory, 0 for all of the
+// card. It must be called on a validated group.
+func (g NodeGroup) DefaultMemoryMi() int64 { return miOf(g.DefaultMemory) }
+
+// ReserveMi is the memory of each card that is not given out.
+func (g NodeGroup) ReserveMi() int64 {
+	n, err := parseReserve(g.Reserve)
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// Factor is how many thousandths of a card's memory are given out, 1000 or
+// more.
+func (g NodeGroup) Factor() int64 {
+	if g.Oversubscription == nil {
+		return 1000
+	}
+	return g.Oversubscription.MilliValue()
+}
+
+func miOf(s string) int64 {
+	n, err := parseMi(s)
 	if err != nil {
 		return 0
 	}

@@ -4,6 +4,7 @@
 package limit
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -15,6 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-gpu/sluice/cdi"
+	"github.com/sluice-gpu/sluice/driver/config"
+	"github.com/sluice-gpu/sluice/driver/enforce"
 	"github.com/sluice-gpu/sluice/driver/state"
 	"github.com/sluice-gpu/sluice/hook/account"
 )
@@ -107,6 +110,25 @@ func (l *Limiter) Installed() []string {
 	return out
 }
 
+// Prepare implements enforce.Backend.
+func (l *Limiter) Prepare(_ context.Context, s enforce.Share) (enforce.Result, error) {
+	if err := l.Files(s.Dir, s.Share, s.ContextOverhead); err != nil {
+		return enforce.Result{}, err
+	}
+	libraries := l.libraries
+	return enforce.Result{Limited: true, Libraries: &libraries}, nil
+}
+
+// There implements enforce.Backend.
+func (l *Limiter) There(s enforce.Share) bool {
+	for _, name := range []string{account.LimitFile, account.GrantFile, account.AccountFile} {
+		if _, err := os.Stat(filepath.Join(s.Dir, name)); err != nil {
+			return false
+		}
+	}
+	return true
+}
+
 // Files makes the limit, grant and account of a share in dir. Each context is
 // charged contextOverhead bytes until the grant says otherwise. Calling it
 // again for the same share leaves files that are there alone: a container may
@@ -127,17 +149,20 @@ func (l *Limiter) Files(dir string, s state.Share, contextOverhead uint64) error
 	grant := account.Grant{ContextOverhead: contextOverhead, CoreRate: all, BusyFactor: all}
 	if s.Cores > 0 {
 		lim.CorePolicy = account.CoresBurst
+		if s.CorePolicy == string(config.Hard) {
+			lim.CorePolicy = account.CoresHard
+		}
 		grant.CoreRate = uint32(s.Cores) * (all / 100)
 	}
 	return account.Create(dir, lim, grant)
 }
 
-// InUse tells whether processes use the share in dir, or may. It asks the
+// InUse tells whether processes use the share, or may. It asks the
 // kernel for the locks that live processes hold, and believes nothing of what
 // is in the account, which the tenant can write. Only an account that is not
 // there is surely used by nobody.
-func (l *Limiter) InUse(dir string) bool {
-	f, err := os.OpenFile(filepath.Join(dir, account.AccountFile), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+func (l *Limiter) InUse(s enforce.Share) bool {
+	f, err := os.OpenFile(filepath.Join(s.Dir, account.AccountFile), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return !errors.Is(err, os.ErrNotExist)
 	}

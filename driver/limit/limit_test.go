@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-gpu/sluice/cdi"
+	"github.com/sluice-gpu/sluice/driver/enforce"
 	"github.com/sluice-gpu/sluice/driver/state"
 	"github.com/sluice-gpu/sluice/hook/account"
 )
@@ -122,7 +123,7 @@ func TestTheLimitSaysWhatTheShareHolds(t *testing.T) {
 			if g, err := account.ReadGrant(dir); err != nil || g.CoreRate != tc.rate {
 				t.Errorf("grant %+v, %v, want core rate %d", g, err, tc.rate)
 			}
-			if l.InUse(dir) {
+			if l.InUse(enforce.Share{Dir: dir}) {
 				t.Error("in use by nobody")
 			}
 		})
@@ -137,7 +138,7 @@ func TestATenantCannotMakeItsShareLookUnused(t *testing.T) {
 	const card = "GPU-a0000000-1111-2222-3333-000000000000"
 	l := &Limiter{}
 	dir := filepath.Join(t.TempDir(), "share")
-	if l.InUse(dir) {
+	if l.InUse(enforce.Share{Dir: dir}) {
 		t.Error("a share that is not there is in use")
 	}
 	if err := l.Files(dir, state.Share{MemoryMi: 256, Cards: []string{card}}, 0); err != nil {
@@ -156,14 +157,14 @@ func TestATenantCannotMakeItsShareLookUnused(t *testing.T) {
 		if err := f.Truncate(size); err != nil {
 			t.Fatal(err)
 		}
-		if !l.InUse(dir) {
+		if !l.InUse(enforce.Share{Dir: dir}) {
 			t.Errorf("a process runs, its account has %d bytes, and the share counts as unused", size)
 		}
 	}
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if l.InUse(dir) {
+	if l.InUse(enforce.Share{Dir: dir}) {
 		t.Error("in use after the process has ended")
 	}
 	if err := os.Remove(name); err != nil {
@@ -172,7 +173,7 @@ func TestATenantCannotMakeItsShareLookUnused(t *testing.T) {
 	if err := os.Symlink("/dev/null", name); err != nil {
 		t.Fatal(err)
 	}
-	if !l.InUse(dir) {
+	if !l.InUse(enforce.Share{Dir: dir}) {
 		t.Error("what cannot be looked at counts as unused")
 	}
 }

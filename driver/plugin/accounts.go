@@ -8,6 +8,9 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
+
+	"github.com/sluice-gpu/sluice/driver/config"
+	"github.com/sluice-gpu/sluice/driver/enforce"
 )
 
 // accountsInterval is the time between two looks at the accounts' sizes. What
@@ -33,14 +36,15 @@ func (d *Driver) accountsLoop(ctx context.Context) {
 // trimAccounts looks at all shares that have files, also those of claims that
 // the checkpoint does not know.
 func (d *Driver) trimAccounts(ctx context.Context) {
-	if d.files.enforce == nil {
+	limiter, ok := d.files.backends[config.Limiter].(enforce.Trimmer)
+	if !ok {
 		return
 	}
 	log := klog.FromContext(ctx)
 	dirs, _ := filepath.Glob(filepath.Join(d.files.sharesDir, "*", "*", "account"))
 	for _, name := range dirs {
 		dir := filepath.Dir(name)
-		over, err := d.files.enforce.Trim(dir)
+		over, err := limiter.Trim(dir)
 		switch {
 		case err != nil && !errors.Is(err, fs.ErrNotExist): // it may be unprepared meanwhile
 			log.Error(err, "An account cannot be kept to its size", "share", filepath.Base(dir))

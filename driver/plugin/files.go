@@ -1,10 +1,12 @@
 package plugin
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,6 +17,8 @@ import (
 
 	"github.com/sluice-gpu/sluice/cdi"
 	"github.com/sluice-gpu/sluice/driver"
+	"github.com/sluice-gpu/sluice/driver/config"
+	"github.com/sluice-gpu/sluice/driver/enforce"
 	"github.com/sluice-gpu/sluice/driver/state"
 )
 
@@ -24,20 +28,6 @@ type Edits interface {
 	Common() (specs.ContainerEdits, error)
 	// Card are the edits that open the card with the UUID.
 	Card(uuid string) (specs.ContainerEdits, error)
-}
-
-// Enforcement holds shares to what they were given.
-type Enforcement interface {
-	// Files makes the share's files in dir, with what a context is charged to
-	// begin with; calling it again changes nothing.
-	Files(dir string, s state.Share, contextOverhead uint64) error
-	// Libraries are the host's paths of what containers run.
-	Libraries() cdi.Limiter
-	// InUse tells whether processes use the share in dir, or may.
-	InUse(dir string) bool
-	// Trim cuts what the tenant added to the file of the share in dir that it
-	// can write, and returns how many bytes that was.
-	Trim(dir string) (int64, error)
 }
 
 // files are what a prepared claim has on the host: a folder with a folder a
@@ -50,7 +40,7 @@ type files struct {
 	metadata  string // the plugin helper's folder of device metadata
 	proc      string // where procfs is mounted, of the host's PID namespace
 	edits     Edits
-	enforce   Enforcement // nil: none
+	backends  map[config.Enforcement]enforce.Backend
 	// overhead is what a context on the card will probably take.
 	overhead func(card string) uint64
 }
@@ -76,7 +66,7 @@ func deviceName(uid types.UID, s state.Share) string {
 
 // make writes a claim's files, leaving alone those of its shares that exist.
 // On an error some may be left, for the caller to remove.
-func (f *files) make(c state.Claim, boot string) error {
+func (f *files) make(ctx context.Context, c state.Claim, boot string) error {
 	if err := os.MkdirAll(f.claimDir(c.UID), 0o755); err != nil {
 		return err
 	}
@@ -95,17 +85,18 @@ func (f *files) make(c state.Claim, boot string) error {
 			}
 			out.Cards = append(out.Cards, card)
 		}
-		if s.Limited {
-			if f.enforce == nil {
-				return fmt.Errorf("device %s: the share was limited and this driver has no limiter", s.Device)
-			}
-			out.Files = filepath.Join(f.claimDir(c.UID), out.Name)
-			if err := f.enforce.Files(out.Files, s, f.overhead(s.Cards[0])); err != nil {
-				return fmt.Errorf("device %s: %w", s.Device, err)
-			}
-			libs := f.enforce.Libraries()
-			limiter = &libs
+		held, err := f.hold(ctx, c.UID, s)
+		if err != nil {
+			return fmt.Errorf("device %s: %w", s.Device, err)
 		}
+		if held.Limited {
+			out.Files = filepath.Join(f.claimDir(c.UID), out.Name)
+		}
+		if held.Libraries != nil {
+			limiter = held.Libraries
+		}
+		out.Extra = held.Edits
+		out.Extra.Env = append(slices.Clone(out.Extra.Env), s.Env...)
 		shares = append(shares, out)
 	}
 	spec, err := cdi.Spec(common, shares, limiter)
@@ -130,11 +121,45 @@ func (f *files) make(c state.Claim, boot string) error {
 	return state.WriteFile(filepath.Join(f.claimDir(c.UID), recordName), b, 0o600)
 }
 
+// hold has the share's backend make what the share needs.
+func (f *files) hold(ctx context.Context, uid types.UID, s state.Share) (enforce.Result, error) {
+	by := enforcementOf(s)
+	if by == config.None {
+		return enforce.Result{}, nil
+	}
+	b, ok := f.backends[by]
+	if !ok {
+		return enforce.Result{}, fmt.Errorf("the share is enforced by %s, which this driver does not have", by)
+	}
+	return b.Prepare(ctx, f.share(uid, s))
+}
+
+// share is what a backend is told.
+func (f *files) share(uid types.UID, s state.Share) enforce.Share {
+	name := deviceName(uid, s)
+	out := enforce.Share{Share: s, Name: name, Dir: filepath.Join(f.claimDir(uid), name)}
+	if len(s.Cards) > 0 {
+		out.ContextOverhead = f.overhead(s.Cards[0])
+	}
+	return out
+}
+
+// enforcementOf is what holds a share of the checkpoint.
+func enforcementOf(s state.Share) config.Enforcement {
+	switch {
+	case s.Enforcement != "":
+		return config.Enforcement(s.Enforcement)
+	case s.Limited:
+		return config.Limiter
+	}
+	return config.None
+}
+
 // inUse tells whether containers of a claim run. mounted are all mounts, or
 // why they are not known; then they may.
 func (f *files) inUse(c state.Claim, cp *state.Checkpoint, mounted func() (mounts, error)) bool {
 	for _, s := range c.Shares {
-		if s.Limited && f.enforce != nil && f.enforce.InUse(filepath.Join(f.claimDir(c.UID), deviceName(c.UID, s))) {
+		if b, ok := f.backends[enforcementOf(s)]; ok && b.InUse(f.share(c.UID, s)) {
 			return true
 		}
 	}
@@ -142,21 +167,40 @@ func (f *files) inUse(c state.Claim, cp *state.Checkpoint, mounted func() (mount
 	return err != nil || m.has(c, cp)
 }
 
-// there tells whether all files of a prepared claim exist.
+// there tells whether all that a prepared claim needs exists.
 func (f *files) there(c state.Claim) bool {
-	names := []string{f.specPath(c.UID)}
-	for _, s := range c.Shares {
-		if s.Limited {
-			dir := filepath.Join(f.claimDir(c.UID), deviceName(c.UID, s))
-			names = append(names, filepath.Join(dir, "limit"), filepath.Join(dir, "grant"), filepath.Join(dir, "account"))
-		}
+	if _, err := os.Stat(f.specPath(c.UID)); err != nil {
+		return false
 	}
-	for _, n := range names {
-		if _, err := os.Stat(n); err != nil {
+	for _, s := range c.Shares {
+		if b, ok := f.backends[enforcementOf(s)]; ok && !b.There(f.share(c.UID, s)) {
 			return false
 		}
 	}
 	return true
+}
+
+// settle has the backends end what no prepared share needs.
+func (f *files) settle(ctx context.Context, cp *state.Checkpoint) error {
+	var errs []error
+	for _, by := range slices.Sorted(maps.Keys(f.backends)) {
+		b, ok := f.backends[by].(enforce.Settler)
+		if !ok {
+			continue
+		}
+		var live []enforce.Share
+		for _, c := range cp.Claims() {
+			for _, s := range c.Shares {
+				if enforcementOf(s) == by {
+					live = append(live, f.share(c.UID, s))
+				}
+			}
+		}
+		if err := b.Settle(ctx, live); err != nil {
+			errs = append(errs, fmt.Errorf("enforcement %s: %w", by, err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // remove takes a claim's files away; files that are not there are no error.

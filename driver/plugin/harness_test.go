@@ -35,6 +35,7 @@ import (
 	"github.com/sluice-gpu/sluice/cdi"
 	"github.com/sluice-gpu/sluice/driver"
 	"github.com/sluice-gpu/sluice/driver/config"
+	"github.com/sluice-gpu/sluice/driver/enforce"
 	"github.com/sluice-gpu/sluice/driver/gpu"
 	"github.com/sluice-gpu/sluice/driver/gpu/gputest"
 	"github.com/sluice-gpu/sluice/driver/limit"
@@ -146,7 +147,7 @@ func (n *node) instanceConfig() Config {
 		if err != nil {
 			n.t.Fatal(err)
 		}
-		c.Enforcement = l
+		c.Backends = map[config.Enforcement]enforce.Backend{config.Limiter: l}
 	}
 	return c
 }

@@ -12,6 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/sluice-gpu/sluice/driver/config"
+	"github.com/sluice-gpu/sluice/driver/limit"
 	"github.com/sluice-gpu/sluice/driver/state"
 	"github.com/sluice-gpu/sluice/hook/account"
 )
@@ -205,12 +207,12 @@ func TestALimiterThatContainersHaveMountedOutlivesItsVersion(t *testing.T) {
 	old := n.startWith(c)
 	running := n.claim("running", share{card: 0, memory: "1Gi"})
 	old.mustPrepare(running)
-	oldPath := c.Enforcement.Libraries().CUDA
+	oldPath := c.Backends[config.Limiter].(*limit.Limiter).Libraries().CUDA
 	old.stop()
 
 	n.write("shim.so", "a newer limiter")
 	c = n.instanceConfig()
-	newPath := c.Enforcement.Libraries().CUDA
+	newPath := c.Backends[config.Limiter].(*limit.Limiter).Libraries().CUDA
 	c.Installed = []string{newPath}
 	d := n.startWith(c)
 	collected := func() { d.collect(t.Context()) }

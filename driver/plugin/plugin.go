@@ -31,6 +31,7 @@ import (
 	"github.com/sluice-gpu/sluice/cdi"
 	"github.com/sluice-gpu/sluice/driver"
 	"github.com/sluice-gpu/sluice/driver/config"
+	"github.com/sluice-gpu/sluice/driver/enforce"
 	"github.com/sluice-gpu/sluice/driver/gpu"
 	"github.com/sluice-gpu/sluice/driver/monitor"
 	"github.com/sluice-gpu/sluice/driver/slicing"
@@ -61,8 +62,9 @@ type Config struct {
 	Configuration *config.DriverConfiguration
 	Source        gpu.Source
 	Edits         Edits
-	// Enforcement holds shares to their size. Nil: nothing does.
-	Enforcement Enforcement
+	// Backends hold shares to their size, each in its way. Without a limiter
+	// nothing holds shares that ask for no other.
+	Backends map[config.Enforcement]enforce.Backend
 	// Installed are files that were brought to the host at
 	// <dir>/<version>/<name>, for containers to run. Other versions in those
 	// folders are removed when no prepared claim names them. May be empty.
@@ -138,7 +140,7 @@ func New(cfg Config) *Driver {
 		metadata:  filepath.Join(cfg.PluginDir, metadataName),
 		proc:      cfg.Proc,
 		edits:     cfg.Edits,
-		enforce:   cfg.Enforcement,
+		backends:  cfg.Backends,
 		overhead:  func(string) uint64 { return 0 },
 	}
 	d.store = &state.Store{Dir: cfg.PluginDir, BootIDFile: cfg.BootIDFile, Rebuild: d.files.rebuild}
@@ -166,8 +168,8 @@ func (d *Driver) Run(ctx context.Context) error {
 		return err
 	}
 	if err := d.look(ctx); err != nil {
-		var size *slicing.SizeError
-		if errors.As(err, &size) {
+		var misfit slicing.Misfit
+		if errors.As(err, &misfit) {
 			return err
 		}
 		d.complain(ctx, err)

@@ -12,6 +12,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
+	"github.com/sluice-gpu/sluice/driver/config"
 	"github.com/sluice-gpu/sluice/driver/slicing"
 	"github.com/sluice-gpu/sluice/driver/state"
 )
@@ -31,7 +32,7 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 		for _, claim := range claims {
 			shares, err := d.wanted(cp, claim, plan)
 			if err == nil {
-				err = d.prepare(cp, claim, shares, plan)
+				err = d.prepare(ctx, cp, claim, shares, plan)
 			}
 			if err != nil {
 				results[claim.UID] = kubeletplugin.PrepareResult{Err: err}
@@ -67,7 +68,7 @@ func (d *Driver) wanted(cp *state.Checkpoint, claim *resourceapi.ResourceClaim, 
 	if plan == nil {
 		return nil, errors.New("the cards of the node are not known yet")
 	}
-	shares, err := sharesOf(claim, d.cfg.NodeName, plan)
+	shares, err := d.sharesOf(claim, plan)
 	if err != nil {
 		return nil, err
 	}
@@ -85,10 +86,13 @@ func (d *Driver) wanted(cp *state.Checkpoint, claim *resourceapi.ResourceClaim, 
 // slice and a whole card has one libcuda, whichever claim the runtime applies
 // last, and nobody can know here who is in its pod: the kubelet leaves out
 // claims that it had prepared for another pod.
-func (d *Driver) prepare(cp *state.Checkpoint, claim *resourceapi.ResourceClaim, shares []state.Share, plan *slicing.Plan) error {
+func (d *Driver) prepare(ctx context.Context, cp *state.Checkpoint, claim *resourceapi.ResourceClaim, shares []state.Share, plan *slicing.Plan) error {
 	c := state.Claim{UID: claim.UID, Namespace: claim.Namespace, Name: claim.Name}
 	for _, s := range shares {
-		s.Limited = s.Limited || d.limitable(s)
+		if enforcementOf(s) == config.None && d.limitable(s) {
+			s.Enforcement = string(config.Limiter) // the driver had no limiter when it was prepared
+		}
+		s.Limited = enforcementOf(s) == config.Limiter
 		c.Shares = append(c.Shares, s)
 	}
 	have, again := cp.Get(claim.UID)
@@ -99,7 +103,7 @@ func (d *Driver) prepare(cp *state.Checkpoint, claim *resourceapi.ResourceClaim,
 	if again {
 		// Containers may run with what is there: complete it, and if that
 		// fails keep what there is.
-		if err := d.files.make(c, cp.BootID); err != nil {
+		if err := d.files.make(ctx, c, cp.BootID); err != nil {
 			return err
 		}
 		cp.Put(c)
@@ -112,16 +116,19 @@ func (d *Driver) prepare(cp *state.Checkpoint, claim *resourceapi.ResourceClaim,
 	if err := fits(cp, claim, shares, plan); err != nil {
 		return err
 	}
-	if err := d.files.make(c, cp.BootID); err != nil {
+	if err := d.files.make(ctx, c, cp.BootID); err != nil {
 		return errors.Join(err, d.files.remove(claim.UID))
 	}
 	cp.Put(c)
 	return nil
 }
 
-// limitable tells whether a limit can be said for the share: it opens one
-// card and is counted against it.
-func (d *Driver) limitable(s state.Share) bool { return d.files.enforce != nil && !s.Admin }
+// limitable tells whether the limiter is for the share: it opens one card, is
+// counted against it, and nobody said that nothing or something else holds it.
+func (d *Driver) limitable(s state.Share) bool {
+	_, ok := d.files.backends[config.Limiter]
+	return ok && !s.Admin && s.Enforcement == ""
+}
 
 // sameAllocation tells whether the record was made for the claim's present
 // allocation. A claim that nobody used may be deallocated and allocated
@@ -181,6 +188,7 @@ func (d *Driver) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 			cp.Remove(c.UID)
 			log.V(2).Info("Claim unprepared", "claim", c)
 		}
+		d.settleBackends(ctx, cp)
 		return nil
 	})
 	return results, err

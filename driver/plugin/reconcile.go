@@ -59,8 +59,16 @@ func (d *Driver) settle(ctx context.Context) error {
 		if err := errors.Join(err, d.files.sweepTemporary()); err != nil {
 			return fmt.Errorf("sweeping: %w", err)
 		}
+		d.settleBackends(ctx, cp)
 		return nil
 	})
+}
+
+// settleBackends has the backends end what no prepared share needs.
+func (d *Driver) settleBackends(ctx context.Context, cp *state.Checkpoint) {
+	if err := d.files.settle(ctx, cp); err != nil {
+		klog.FromContext(ctx).Error(err, "What no share needs is still there; trying again later")
+	}
 }
 
 // reconcileLoop releases claims whose Unprepare never came.
@@ -128,6 +136,7 @@ func (d *Driver) reconcile(ctx context.Context, goneBefore map[types.UID]state.C
 			delete(gone, uid)
 			klog.FromContext(ctx).Info("Released a claim that ended while nobody unprepared it", "claim", klog.KRef(c.Namespace, c.Name), "uid", uid)
 		}
+		d.settleBackends(ctx, cp)
 		return nil
 	})
 	return gone, errors.Join(append(errs, err)...)

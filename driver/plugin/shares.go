@@ -1,12 +1,10 @@
 package plugin
 
 import (
-	"encoding/json"
 	"fmt"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/ptr"
 
@@ -34,13 +32,20 @@ func allocated(claim *resourceapi.ResourceClaim) []resourceapi.DeviceRequestAllo
 // sharesOf reads what a claim was given. It is the last line of defence: the
 // API server checks neither the sizes nor who may have admin access, so
 // everything that the node relies on is checked here.
-func sharesOf(claim *resourceapi.ResourceClaim, pool string, plan *slicing.Plan) ([]state.Share, error) {
-	if err := noParameters(claim); err != nil {
-		return nil, err
+func (d *Driver) sharesOf(claim *resourceapi.ResourceClaim, plan *slicing.Plan) ([]state.Share, error) {
+	if claim.Status.Allocation == nil {
+		return nil, nil
+	}
+	parameters, errs := config.AllocatedParameters(claim.Status.Allocation.Devices.Config, field.NewPath("status", "allocation", "devices", "config"))
+	if len(errs) > 0 {
+		return nil, errs.ToAggregate()
 	}
 	var shares []state.Share
 	for _, r := range allocated(claim) {
-		s, err := shareOf(r, pool, plan)
+		s, err := shareOf(r, d.cfg.NodeName, plan)
+		if err == nil {
+			err = d.configure(&s, parameters.For(r), plan)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("request %s, device %s/%s: %w", r.Request, r.Pool, r.Device, err)
 		}
@@ -89,6 +94,9 @@ func shareOf(r resourceapi.DeviceRequestAllocationResult, pool string, plan *sli
 	}
 	// The allocator rounds to whole Mi; what it did not round is not given.
 	s.MemoryMi = memory / gpu.Mi
+	if s.MemoryMi > card.LargestMi {
+		return s, fmt.Errorf("a share of %dMi: the most that one share of the card may take is %dMi", s.MemoryMi, card.LargestMi)
+	}
 	if s.Cores, err = consumed(r, driver.CapacityCores); err != nil {
 		return s, err
 	}
@@ -108,34 +116,6 @@ func consumed(r resourceapi.DeviceRequestAllocationResult, name resourceapi.Qual
 		return 0, fmt.Errorf("the allocation takes %s of %s", q.String(), name)
 	}
 	return q.Value(), nil
-}
-
-// noParameters refuses parameters meant for this driver. There are none yet,
-// and a user who wrote some expects them to matter.
-func noParameters(claim *resourceapi.ResourceClaim) error {
-	if claim.Status.Allocation == nil {
-		return nil
-	}
-	for i, c := range claim.Status.Allocation.Devices.Config {
-		if c.Opaque == nil || c.Opaque.Driver != driver.Name {
-			continue
-		}
-		at := field.NewPath("status", "allocation", "devices", "config").Index(i).Child("opaque", "parameters")
-		var meta metav1.TypeMeta
-		if err := json.Unmarshal(c.Opaque.Parameters.Raw, &meta); err != nil {
-			return field.Invalid(at, string(c.Opaque.Parameters.Raw), "is not an object with apiVersion and kind")
-		}
-		return field.Invalid(at, meta.APIVersion+" "+meta.Kind,
-			fmt.Sprintf("%s (from the %s) takes no parameters in this version; size a share by capacity.requests", driver.Name, origin(c.Source)))
-	}
-	return nil
-}
-
-func origin(s resourceapi.AllocationConfigSource) string {
-	if s == resourceapi.AllocationConfigSourceClass {
-		return "device class"
-	}
-	return "claim"
 }
 
 // fits refuses what would overfill a card together with shares that are not

@@ -53,7 +53,7 @@ func (p *Plan) Devices() []resourceapi.Device {
 func (c Card) device() resourceapi.Device {
 	d := resourceapi.Device{
 		Name:                     c.Device,
-		Attributes:               attributes(driver.TypeGPU, c.Device, c.GPU, c.Position),
+		Attributes:               attributes(driver.TypeGPU, c.Device, c.GPU, c.Position, c.Oversubscribed),
 		AllowMultipleAllocations: ptr.To(true),
 		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
 			driver.CapacityMemory: c.memory(),
@@ -70,8 +70,10 @@ func (c Card) device() resourceapi.Device {
 	return d
 }
 
-// memory is all of the card for a claim that names no size in mode dynamic,
-// and one slice, the only size there is, in mode fixed.
+// memory is all of the card, or the group's default, for a claim that names no
+// size in mode dynamic, and one slice, the only size there is, in mode fixed.
+// What is given out in all may be more than the largest share: then the largest
+// is said as well.
 func (c Card) memory() resourceapi.DeviceCapacity {
 	capacity := resourceapi.DeviceCapacity{Value: mi(c.MemoryMi)}
 	if c.SliceMi > 0 {
@@ -82,11 +84,14 @@ func (c Card) memory() resourceapi.DeviceCapacity {
 		return capacity
 	}
 	capacity.RequestPolicy = &resourceapi.CapacityRequestPolicy{
-		Default: ptr.To(mi(c.MemoryMi)),
+		Default: ptr.To(mi(c.DefaultMi)),
 		ValidRange: &resourceapi.CapacityRequestPolicyRange{
-			Min:  ptr.To(mi(min(config.MinShareMi, c.MemoryMi))),
+			Min:  ptr.To(mi(min(config.MinShareMi, c.LargestMi))),
 			Step: ptr.To(mi(1)),
 		},
+	}
+	if c.LargestMi < c.MemoryMi {
+		capacity.RequestPolicy.ValidRange.Max = ptr.To(mi(c.LargestMi))
 	}
 	return capacity
 }
@@ -94,12 +99,16 @@ func (c Card) memory() resourceapi.DeviceCapacity {
 // cores is the guaranteed part of the card's time. 0 is a valid share: it
 // has no guarantee and runs when nobody else does.
 func (c Card) cores() resourceapi.DeviceCapacity {
+	var least int64
+	if c.CorePolicy == config.Hard {
+		least = 1 // with no cores and no more than those it could not run
+	}
 	return resourceapi.DeviceCapacity{
 		Value: *resource.NewQuantity(driver.AllCores, resource.DecimalSI),
 		RequestPolicy: &resourceapi.CapacityRequestPolicy{
 			Default: resource.NewQuantity(c.DefaultCores, resource.DecimalSI),
 			ValidRange: &resourceapi.CapacityRequestPolicyRange{
-				Min:  resource.NewQuantity(0, resource.DecimalSI),
+				Min:  resource.NewQuantity(least, resource.DecimalSI),
 				Step: resource.NewQuantity(1, resource.DecimalSI),
 			},
 		},
@@ -117,14 +126,14 @@ func (p *Plan) monitor() resourceapi.Device {
 	}
 	return resourceapi.Device{
 		Name:       driver.MonitorDevice,
-		Attributes: attributes(driver.TypeMonitor, driver.MonitorDevice, node, -1),
+		Attributes: attributes(driver.TypeMonitor, driver.MonitorDevice, node, -1, false),
 	}
 }
 
 // attributes use the names of NVIDIA's DRA driver where it has one, so that
 // selectors written for it work unchanged. Unknown values are neutral but
 // never equal to those of another card where equality means nearness.
-func attributes(kind, device string, g gpu.GPU, position int) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
+func attributes(kind, device string, g gpu.GPU, position int, oversubscribed bool) map[resourceapi.QualifiedName]resourceapi.DeviceAttribute {
 	numa := int64(g.NUMANode)
 	if numa < 0 {
 		numa = int64(-101 - position)
@@ -152,6 +161,7 @@ func attributes(kind, device string, g gpu.GPU, position int) map[resourceapi.Qu
 		"fp16TFLOPS":            number(g.FP16TFLOPS),
 		"mig":                   {BoolValue: ptr.To(g.MIG)},
 		"nvlinkDomain":          text(link),
+		"oversubscribed":        {BoolValue: ptr.To(oversubscribed)},
 		deviceattribute.StandardDeviceAttributePCIBusID: text(g.PCIBusID),
 		deviceattribute.StandardDeviceAttributePCIeRoot: text(root),
 		deviceattribute.StandardDeviceAttributeNUMANode: number(numa),

@@ -10,7 +10,6 @@
 package slicing
 
 import (
-	"fmt"
 	"path"
 
 	"github.com/sluice-gpu/sluice/driver/config"
@@ -27,13 +26,23 @@ type Card struct {
 	Position int
 	// Group is the name of the node group that offers it.
 	Group string
-	// MemoryMi is the memory that can be given out.
+	// MemoryMi is the memory that can be given out, in all. In an
+	// oversubscribed group it is more than the card has.
 	MemoryMi int64
+	// LargestMi is the most that one share may take.
+	LargestMi int64
 	// SliceMi is the size of each slice in mode fixed, all of the card in mode
 	// whole, 0 in mode dynamic.
 	SliceMi int64
+	// DefaultMi is what a claim takes that names no memory.
+	DefaultMi int64
 	// DefaultCores is the guarantee of a claim that names none.
 	DefaultCores int64
+	// CorePolicy and Enforcement are for shares that are told nothing else.
+	CorePolicy  config.CorePolicy
+	Enforcement config.Enforcement
+	// Oversubscribed tells that shares are promised more memory than there is.
+	Oversubscribed bool
 	// Unfit says why nothing may be placed on the card, empty if all is well.
 	Unfit *Unfit
 }
@@ -49,10 +58,10 @@ type Unfit struct {
 	Busy bool
 }
 
-// Whole tells that a share of that much memory leaves nothing of the card
-// for anybody else.
+// Whole tells that a share of that much memory needs no limit: nobody else has
+// a part of the card, and nothing of it is kept back.
 func (c Card) Whole(memoryMi int64) bool {
-	return memoryMi >= c.UsableMi()
+	return !c.Oversubscribed && memoryMi >= c.UsableMi()
 }
 
 // Plan is what one node offers.
@@ -97,7 +106,10 @@ func Make(gpus []gpu.GPU, nodeLabels map[string]string, cfg *config.DriverConfig
 			p.Unwanted = append(p.Unwanted, g)
 			continue
 		}
-		c := Card{GPU: g, Device: names[i], Position: i, Group: group.Name, DefaultCores: group.Cores}
+		c := Card{
+			GPU: g, Device: names[i], Position: i,
+			Group: group.Name, DefaultCores: group.Cores, CorePolicy: group.CorePolicy, Enforcement: group.Enforcement,
+		}
 		if err := c.cut(group); err != nil {
 			return nil, err
 		}
@@ -105,59 +117,6 @@ func Make(gpus []gpu.GPU, nodeLabels map[string]string, cfg *config.DriverConfig
 		p.Cards = append(p.Cards, c)
 	}
 	return p, nil
-}
-
-// cut sizes the card by its group.
-func (c *Card) cut(group config.NodeGroup) error {
-	usable := c.UsableMi()
-	switch {
-	case usable < config.MinShareMi:
-		c.Unfit = &Unfit{Key: "no-memory", Reason: fmt.Sprintf("the driver reports %dMi of usable memory", usable)}
-		c.MemoryMi = usable
-		return nil
-	case c.Fault != "":
-		c.Unfit = &Unfit{Key: "faulty", Reason: c.Fault + "; it is offered again when the NVIDIA driver was loaded anew"}
-	case c.MIG:
-		c.Unfit = &Unfit{Key: "mig-mode", Reason: "the card is in MIG mode, in which it cannot be shared as a whole"}
-	}
-	switch group.Mode {
-	case config.Whole:
-		c.SliceMi, c.MemoryMi = usable, usable
-		return nil
-	case config.Dynamic:
-		c.MemoryMi = usable
-		return nil
-	}
-	largest := usable / group.Slices
-	c.SliceMi = group.SliceMi()
-	if c.SliceMi == 0 {
-		c.SliceMi = largest
-	}
-	if c.SliceMi > largest || c.SliceMi < config.MinShareMi {
-		return &SizeError{Group: group.Name, Slices: group.Slices, SliceMi: c.SliceMi, Device: c.Device, Product: c.ProductName, UsableMi: usable}
-	}
-	c.MemoryMi = c.SliceMi * group.Slices
-	return nil
-}
-
-// SizeError says that a fixed group asks more of a card than it has.
-type SizeError struct {
-	Group    string
-	Slices   int64
-	SliceMi  int64
-	Device   string
-	Product  string
-	UsableMi int64
-}
-
-func (e *SizeError) Error() string {
-	largest := e.UsableMi / e.Slices
-	if largest < config.MinShareMi {
-		return fmt.Sprintf("node group %q asks for %d slices of card %s (%s), which has %dMi usable: %d slices of at least %dMi are the most that fit",
-			e.Group, e.Slices, e.Device, e.Product, e.UsableMi, e.UsableMi/config.MinShareMi, config.MinShareMi)
-	}
-	return fmt.Sprintf("node group %q asks for %d slices of %dMi, card %s (%s) has %dMi usable: the largest is memory: %dMi, or say memory: auto",
-		e.Group, e.Slices, e.SliceMi, e.Device, e.Product, e.UsableMi, largest)
 }
 
 // groupOf returns the first group that selects the card.

@@ -69,6 +69,15 @@ type Share struct {
 	Whole bool `json:"whole,omitempty"`
 	// Limited tells that the share was given limit files.
 	Limited bool `json:"limited,omitempty"`
+	// CorePolicy says what becomes of the card's time beyond Cores: "burst",
+	// which an empty one means as well, or "hard".
+	CorePolicy string `json:"corePolicy,omitempty"`
+	// Enforcement is what holds the share to its size: "limiter", "mps",
+	// "mig" or "none". Empty in what an older program wrote: the limiter if
+	// Limited says so, else none.
+	Enforcement string `json:"enforcement,omitempty"`
+	// Env is set in containers, as NAME=value.
+	Env []string `json:"env,omitempty"`
 }
 
 // New returns a checkpoint without claims.
