@@ -242,40 +242,27 @@ func (c *core) remember(w *work, wl *kueue.Workload) {
 	w.asked = map[string][]resourceapi.DeviceClaim{}
 	for i := range wl.Spec.PodSets {
 		set := &wl.Spec.PodSets[i]
-		if claims, ok := c.claimsAsked(wl.Namespace, &set.Template.Spec); ok {
+		if claims, ok := c.claimsAsked(wl, &set.Template); ok {
 			w.asked[string(set.Name)] = claims
 		}
 	}
 }
 
-// claimsAsked lists what the claims of one pod will ask for: those of its
-// templates and the one for its extended resources. false if a template is
-// missing, or if the pod uses only claims by name, which are workloads of their
-// own.
-func (c *core) claimsAsked(namespace string, spec *corev1.PodSpec) ([]resourceapi.DeviceClaim, bool) {
-	var all []resourceapi.DeviceClaim
-	own := len(spec.ResourceClaims) == 0
-	for _, ref := range spec.ResourceClaims {
-		if ref.ResourceClaimTemplateName == nil {
-			continue
-		}
-		t := c.templates[types.NamespacedName{Namespace: namespace, Name: *ref.ResourceClaimTemplateName}]
-		if t == nil {
-			return nil, false
-		}
-		all = append(all, t.Spec.Spec.Devices)
-		own = true
+// claimsAsked lists what the claims of one pod will ask for. false if that
+// cannot be told now, or if the pod uses only claims by name, which are workloads
+// of their own.
+func (c *core) claimsAsked(wl *kueue.Workload, template *corev1.PodTemplateSpec) ([]resourceapi.DeviceClaim, bool) {
+	a, err := c.asks(wl, template)
+	if err != nil {
+		return nil, false
 	}
-	if extended, _ := pricing.ExtendedResources(spec, c.fit.Classes()); extended != nil {
-		all = append(all, *extended)
-		own = true
-	}
-	return all, own
+	all := a.devices()
+	return all, len(all) > 0 || len(a.spec.ResourceClaims) == 0
 }
 
 // outgrown says why a job must not start on its admission: its pods would ask
 // for more than was admitted. "" if they do not.
-func (c *core) outgrown(wl *kueue.Workload, a *kueue.Admission, set string, count int32, spec *corev1.PodSpec) string {
+func (c *core) outgrown(wl *kueue.Workload, a *kueue.Admission, set string, count int32, template *corev1.PodTemplateSpec) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	given := setOf(a, set)
@@ -287,7 +274,7 @@ func (c *core) outgrown(wl *kueue.Workload, a *kueue.Admission, set string, coun
 			return fmt.Sprintf("%d pods are asked for, %d were admitted", count, s.Count)
 		}
 	}
-	claims, known := c.claimsAsked(wl.Namespace, spec)
+	claims, known := c.claimsAsked(wl, template)
 	flavor := deviceFlavor(given)
 	if !known {
 		return ""

@@ -46,6 +46,8 @@ type core struct {
 	// changes.
 	fleets map[string]*pricing.Fleet
 	prices map[string]priced
+	// sizes are the memory sizes of the cards.
+	sizes []int64
 
 	dirty map[engine.WorkloadID]struct{}
 	room  bool

@@ -286,7 +286,7 @@ func (c *core) sawNode(o *corev1.Node) {
 // devicesChanged drops what was derived from devices and looks at everything
 // that waits once more.
 func (c *core) devicesChanged() {
-	c.fleets = nil
+	c.fleets, c.sizes = nil, nil
 	c.repriceAll()
 	c.room = true
 }

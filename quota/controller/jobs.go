@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
+	"github.com/sluice-gpu/sluice/quota/hami"
 	"github.com/sluice-gpu/sluice/quota/jobs"
 )
 
@@ -129,8 +130,9 @@ func (r *jobReconciler) workloadOf(ctx context.Context, job *unstructured.Unstru
 	}
 	w := wanted{owner: job, gvk: r.kind.GroupVersionKind, queue: queue}
 	for _, s := range sets {
-		// Labels and annotations of the template play no part in a decision.
+		// The template's labels and most of its annotations play no part in a decision.
 		template := corev1.PodTemplateSpec{Spec: s.Template.Spec}
+		template.Annotations = hami.Annotations(s.Template.Annotations)
 		w.sets = append(w.sets, kueue.PodSet{Name: kueue.PodSetReference(s.Name), Count: s.Count, Template: template})
 		if w.class == "" {
 			w.class = s.Template.Spec.PriorityClassName
@@ -147,7 +149,7 @@ func (r *jobReconciler) outgrows(job *unstructured.Unstructured, wl *kueue.Workl
 		return "", err
 	}
 	for i := range sets {
-		if why := r.outgrown(wl, a, sets[i].Name, sets[i].Count, &sets[i].Template.Spec); why != "" {
+		if why := r.outgrown(wl, a, sets[i].Name, sets[i].Count, &sets[i].Template); why != "" {
 			return why, nil
 		}
 	}

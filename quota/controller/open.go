@@ -17,6 +17,7 @@ import (
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
 	"github.com/sluice-gpu/sluice/quota/engine"
+	"github.com/sluice-gpu/sluice/quota/hami"
 	"github.com/sluice-gpu/sluice/quota/jobs"
 	"github.com/sluice-gpu/sluice/quota/pricing"
 	"github.com/sluice-gpu/sluice/quota/ticket"
@@ -30,6 +31,9 @@ func (r *podReconciler) open(ctx context.Context, pod *corev1.Pod, wl *kueue.Wor
 	given := setOf(a, set)
 	if given == nil {
 		return nil
+	}
+	if hami.Asked(&pod.Spec) {
+		return &overError{text: errUntranslated.Error()}
 	}
 	claims, err := r.claimsOf(ctx, pod)
 	if err != nil {

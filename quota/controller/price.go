@@ -74,41 +74,33 @@ func (c *core) tellEngine(w *work) {
 
 // podSet is what one set asks for, of the budget and of nodes.
 func (c *core) podSet(wl *kueue.Workload, set *kueue.PodSet) (engine.PodSet, fit.PodSet, error) {
-	spec := &set.Template.Spec
+	asks, err := c.asks(wl, &set.Template)
+	spec := asks.spec
 	to := engine.PodSet{Name: string(set.Name), Count: set.Count, MinCount: ptr.Deref(set.MinCount, 0), Requests: engine.Amounts{}}
-	place := fit.PodSet{Name: string(set.Name), Spec: *spec}
-
-	var own []resourceapi.DeviceClaim
-	for _, ref := range spec.ResourceClaims {
-		switch {
-		case ref.ResourceClaimTemplateName != nil:
-			t := c.templates[types.NamespacedName{Namespace: wl.Namespace, Name: *ref.ResourceClaimTemplateName}]
-			if t == nil {
-				return to, place, fmt.Errorf("ResourceClaimTemplate %q does not exist in namespace %s", *ref.ResourceClaimTemplateName, wl.Namespace)
-			}
-			own = append(own, t.Spec.Spec.Devices)
-			place.Claims = append(place.Claims, t.Spec.Spec)
-		case ref.ResourceClaimName != nil:
-			claim := c.claims[types.NamespacedName{Namespace: wl.Namespace, Name: *ref.ResourceClaimName}]
-			if claim == nil {
-				return to, place, fmt.Errorf("ResourceClaim %q does not exist in namespace %s", *ref.ResourceClaimName, wl.Namespace)
-			}
-			place.Shared = append(place.Shared, claim)
-			// A claim by name is a workload of its own, charged once for all pods.
-			if claimWorkload(claim) == workloadID(wl.Namespace, wl.Name) {
-				own = append(own, claim.Spec.Devices)
-			}
-		}
+	place := fit.PodSet{Name: string(set.Name), Spec: *spec, Claims: asks.made}
+	if err != nil {
+		return to, place, err
 	}
-	extended, names := pricing.ExtendedResources(spec, c.fit.Classes())
-	if extended != nil {
-		own = append(own, *extended)
+	own := asks.devices()
+	for _, ref := range spec.ResourceClaims {
+		if ref.ResourceClaimName == nil {
+			continue
+		}
+		claim := c.claims[types.NamespacedName{Namespace: wl.Namespace, Name: *ref.ResourceClaimName}]
+		if claim == nil {
+			return to, place, fmt.Errorf("ResourceClaim %q does not exist in namespace %s", *ref.ResourceClaimName, wl.Namespace)
+		}
+		place.Shared = append(place.Shared, claim)
+		// A claim by name is a workload of its own, charged once for all pods.
+		if claimWorkload(claim) == workloadID(wl.Namespace, wl.Name) {
+			own = append(own, claim.Spec.Devices)
+		}
 	}
 	if spec.NodeName != "" && len(own) > 0 {
 		return to, place, fmt.Errorf("the pod template names node %s, so the scheduler, which allocates devices, would not see its pods: leave out spec.nodeName", spec.NodeName)
 	}
 	for name, q := range podRequests(spec) {
-		if !slices.Contains(names, name) {
+		if !slices.Contains(asks.names, name) {
 			to.Requests[engine.Resource(name)] = translate.Amount(name, q)
 		}
 	}
@@ -116,8 +108,8 @@ func (c *core) podSet(wl *kueue.Workload, set *kueue.PodSet) (engine.PodSet, fit
 	to.Unfit = map[engine.FlavorName]string{}
 	to.ByFlavor = map[engine.FlavorName]engine.Amounts{}
 	var dearest pricing.Price
-	_, err := c.price("", own)
-	asks := err != nil
+	_, err = c.price("", own)
+	ours := err != nil
 	for _, name := range slices.Sorted(maps.Keys(c.flavors)) {
 		if why := misfit(c.flavors[name], spec); why != "" {
 			to.Unfit[engine.FlavorName(name)] = why
@@ -130,7 +122,7 @@ func (c *core) podSet(wl *kueue.Workload, set *kueue.PodSet) (engine.PodSet, fit
 				return to, place, err
 			}
 			to.Unfit[engine.FlavorName(name)] = fmt.Sprintf("request %q: %s", impossible.Request, impossible.Detail)
-			asks = true
+			ours = true
 			continue
 		}
 		dearest = dearest.Max(p)
@@ -138,7 +130,7 @@ func (c *core) podSet(wl *kueue.Workload, set *kueue.PodSet) (engine.PodSet, fit
 			to.ByFlavor[engine.FlavorName(name)] = amounts(p)
 		}
 	}
-	if dearest.IsZero() && asks {
+	if dearest.IsZero() && ours {
 		// No flavor can serve it: it must not pass for a pod without devices.
 		dearest.Devices = 1
 	}

@@ -51,6 +51,8 @@ type Controller struct {
 	core  *core
 	ready <-chan struct{}
 	pulse *pulse
+	// templates are those that limits of pods become.
+	templates *templates
 }
 
 // Ready is a readiness check: everything that the API shows has been taken in.
@@ -118,6 +120,10 @@ func Setup(ctx context.Context, mgr ctrl.Manager, cfg *config.QuotaConfiguration
 	if err := mgr.Add(&decider{core: c, ready: ready, caughtUp: func(ctx context.Context) error { return c.catchUp(ctx, mgr.GetAPIReader()) }}); err != nil {
 		return nil, err
 	}
+	limits := &templates{core: c, client: mgr.GetClient(), live: mgr.GetAPIReader()}
+	if err := mgr.Add(limits); err != nil {
+		return nil, err
+	}
 	if err := mgr.Add(&statuses{core: c, client: mgr.GetClient(), metrics: m}); err != nil {
 		return nil, err
 	}
@@ -157,7 +163,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, cfg *config.QuotaConfiguration
 	}
 	p := &pulse{}
 	p.watch(ctx, c, time.Second)
-	return &Controller{core: c, ready: ready, pulse: p}, nil
+	return &Controller{core: c, ready: ready, pulse: p, templates: limits}, nil
 }
 
 // String draws the queues and what they use, for people who look for a fault.

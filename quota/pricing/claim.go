@@ -229,7 +229,7 @@ func onDevice(c *resourceapi.CapacityRequirements, d Device) (Price, *refusal, e
 			return Price{}, &refusal{key: key, unknown: true, device: d.Name(), hint: quoteKeys(sortedKeys(d.Capacity))}, nil
 		}
 	}
-	if !d.shareable() {
+	if !d.Shareable() {
 		for _, key := range sortedKeys(asked) {
 			q, has := asked[key], d.Capacity[key].Value
 			if q.Cmp(has) > 0 {

@@ -23,7 +23,8 @@ type Device struct {
 // Name is the device for people: "node-2/gpu-5c2f1a90".
 func (d Device) Name() string { return d.Pool + "/" + d.Device.Name }
 
-func (d Device) shareable() bool {
+// Shareable says whether several claims can have a part of the device each.
+func (d Device) Shareable() bool {
 	return d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations
 }
 

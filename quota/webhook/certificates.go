@@ -36,7 +36,7 @@ type Options struct {
 
 // Add adds the webhook to a manager: its certificates, made and renewed by the
 // replica that leads and kept in a Secret, and its server, in every replica.
-func Add(mgr ctrl.Manager, tickets Tickets, o Options) error {
+func Add(mgr ctrl.Manager, backend Backend, o Options) error {
 	if err := os.MkdirAll(o.CertDir, 0o700); err != nil {
 		return err
 	}
@@ -55,7 +55,7 @@ func Add(mgr ctrl.Manager, tickets Tickets, o Options) error {
 	if err != nil {
 		return fmt.Errorf("webhook certificates: %w", err)
 	}
-	return mgr.Add(&server{options: o, secret: key, reader: mgr.GetAPIReader(), handlers: Handlers(tickets, o.SchedulerUsers)})
+	return mgr.Add(&server{options: o, secret: key, reader: mgr.GetAPIReader(), handlers: Handlers(backend, o.SchedulerUsers)})
 }
 
 // server serves once there is a certificate. It copies the certificate from the

@@ -45,12 +45,18 @@ type Tickets interface {
 	BornWith(claim *resourceapi.ResourceClaim) (*ticket.Ticket, error)
 }
 
+// Backend is what the handlers ask of the controller.
+type Backend interface {
+	Tickets
+	Templates
+}
+
 // Handlers are the webhook's handlers by path.
-func Handlers(tickets Tickets, schedulerUsers []string) map[string]http.Handler {
+func Handlers(backend Backend, schedulerUsers []string) map[string]http.Handler {
 	all := map[string]admission.HandlerFunc{
-		PodPath:   pod,
+		PodPath:   translating(backend, pod),
 		JobPath:   job,
-		ClaimPath: claims(tickets, schedulerUsers),
+		ClaimPath: claims(backend, schedulerUsers),
 	}
 	served := map[string]http.Handler{}
 	for path, f := range all {

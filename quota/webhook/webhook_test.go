@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
+	"github.com/sluice-gpu/sluice/quota/hami"
 	"github.com/sluice-gpu/sluice/quota/pricing"
 	"github.com/sluice-gpu/sluice/quota/ticket"
 )
@@ -91,5 +92,35 @@ func TestFieldsOfANewerAPIServerAreLeftAlone(t *testing.T) {
 				t.Errorf("%s, want %s", got, tc.contains)
 			}
 		})
+	}
+}
+
+// templatesByContent names templates without making any.
+type templatesByContent struct{}
+
+func (templatesByContent) Cards() []int64 { return []int64{80 << 30} }
+func (templatesByContent) Template(_ context.Context, _ string, spec *resourceapi.ResourceClaimSpec, _ bool) (string, error) {
+	return hami.TemplateName(spec), nil
+}
+
+func TestHAMiLimitsAreReplacedByClaimsInPlace(t *testing.T) {
+	got := patches(t, translating(templatesByContent{}, pod), "u", `{"metadata":{"labels":{"kueue.x-k8s.io/queue-name":"q"}},"spec":{"newer":1,"resourceClaims":[{"name":"nic","newer":1}],
+		"initContainers":[{"name":"i","resources":{"limits":{"nvidia.com/gpumem":"1000"},"requests":{"nvidia.com/gpumem":"1000"}}}],
+		"containers":[{"name":"c","newer":1,"resources":{"claims":[{"name":"nic"}],"limits":{"cpu":"1","nvidia.com/gpu":"1","nvidia.com/gpumem":"3000"}}}]}}`)
+	for _, want := range []string{
+		`"/spec/schedulingGates"`,
+		`{"op":"remove","path":"/spec/containers/0/resources/limits/nvidia.com~1gpu"}`,
+		`{"op":"remove","path":"/spec/containers/0/resources/limits/nvidia.com~1gpumem"}`,
+		`{"op":"remove","path":"/spec/initContainers/0/resources/requests/nvidia.com~1gpumem"}`,
+		`{"op":"add","path":"/spec/resourceClaims/-","value":{"name":"gpu-0","resourceClaimTemplateName":"gpu-`,
+		`{"op":"add","path":"/spec/containers/0/resources/claims/-","value":{"name":"gpu-0"}}`,
+		`{"op":"add","path":"/spec/initContainers/0/resources/claims","value":[{"name":"gpu-0"}]}`,
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%s is not among %s", want, got)
+		}
+	}
+	if strings.Contains(got, "newer") {
+		t.Errorf("fields that are not known here are written: %s", got)
 	}
 }
