@@ -22,7 +22,7 @@ lib() { # NAME SONAME SOURCES...
 	ln -sf "$soname" "$out/$name.so"
 }
 
-common="node.c shm.c sim.c faults.c"
+common="node.c shm.c mig.c sim.c faults.c"
 # shellcheck disable=SC2086,SC2046
 lib libcuda libcuda.so.1 $common $(ls cuda_*.c)
 # shellcheck disable=SC2086,SC2046

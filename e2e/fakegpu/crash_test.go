@@ -17,7 +17,7 @@ func TestDeathAtEveryStoreLeavesCardsConsistent(t *testing.T) {
 			in := install(t, n)
 			program := filepath.Join(t.TempDir(), "crash")
 			cc := exec.Command("gcc", "-std=c11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror", "-fno-strict-aliasing",
-				"-o", program, "testdata/crash/crash.c", "src/node.c")
+				"-o", program, "testdata/crash/crash.c", "src/node.c", "src/mig.c")
 			if out, err := cc.CombinedOutput(); err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}

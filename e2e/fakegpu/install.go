@@ -99,6 +99,9 @@ func (in *Installed) installDevices() error {
 	if err != nil {
 		return err
 	}
+	if err := in.installCapabilities(cards); err != nil {
+		return err
+	}
 	names := []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"}
 	for _, c := range cards {
 		names = append(names, fmt.Sprintf("nvidia%d", c.Minor))
@@ -134,7 +137,7 @@ func (in *Installed) Reset() error {
 	if out, err := exec.Command(in.Program(ctl), "init", in.StateDir).CombinedOutput(); err != nil {
 		return fmt.Errorf("%w: %s", err, out)
 	}
-	return nil
+	return in.partition()
 }
 
 // Upgrade puts a driver of another version in the place of the one that is installed. The cards

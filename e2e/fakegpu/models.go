@@ -22,8 +22,8 @@ type Model struct {
 	BusWidth          int // bits
 	SMClock, MemClock int // MHz, highest
 	PowerLimitW       int
-	MIG               bool // the card knows MIG (its mode is off)
-	NVLinks           int  // links of the card in a system where all cards are connected
+	MIG               MIGFamily
+	NVLinks           int // links of the card in a system where all cards are connected
 	PCIeGen           int
 	BoardPart         string
 }
@@ -45,16 +45,16 @@ const (
 var models = map[string]Model{
 	"A100-SXM4-80GB": {Name: "NVIDIA A100-SXM4-80GB", MemoryMiB: 81920, ReservedMiB: 768, SMs: 108, CUDACores: 6912,
 		ComputeCapability: [2]int{8, 0}, Architecture: archAmpere, PCIDevice: 0x20b210de, PCISubsystem: 0x147f10de, BusWidth: 5120,
-		SMClock: 1410, MemClock: 1593, PowerLimitW: 400, MIG: true, NVLinks: 12, PCIeGen: 4, BoardPart: "692-2G506-0210-002"},
+		SMClock: 1410, MemClock: 1593, PowerLimitW: 400, MIG: migA100x80, NVLinks: 12, PCIeGen: 4, BoardPart: "692-2G506-0210-002"},
 	"A100-PCIE-40GB": {Name: "NVIDIA A100-PCIE-40GB", MemoryMiB: 40960, ReservedMiB: 624, SMs: 108, CUDACores: 6912,
 		ComputeCapability: [2]int{8, 0}, Architecture: archAmpere, PCIDevice: 0x20f110de, PCISubsystem: 0x145f10de, BusWidth: 5120,
-		SMClock: 1410, MemClock: 1215, PowerLimitW: 250, MIG: true, PCIeGen: 4, BoardPart: "900-21001-0000-000"},
+		SMClock: 1410, MemClock: 1215, PowerLimitW: 250, MIG: migA100x40, PCIeGen: 4, BoardPart: "900-21001-0000-000"},
 	"H100-SXM5-80GB": {Name: "NVIDIA H100 80GB HBM3", MemoryMiB: 81559, ReservedMiB: 551, SMs: 132, CUDACores: 16896,
 		ComputeCapability: [2]int{9, 0}, Architecture: archHopper, PCIDevice: 0x233010de, PCISubsystem: 0x16c110de, BusWidth: 5120,
-		SMClock: 1980, MemClock: 2619, PowerLimitW: 700, MIG: true, NVLinks: 18, PCIeGen: 5, BoardPart: "692-2G520-0200-000"},
+		SMClock: 1980, MemClock: 2619, PowerLimitW: 700, MIG: migH100x80, NVLinks: 18, PCIeGen: 5, BoardPart: "692-2G520-0200-000"},
 	"H200": {Name: "NVIDIA H200", MemoryMiB: 143771, ReservedMiB: 606, SMs: 132, CUDACores: 16896,
 		ComputeCapability: [2]int{9, 0}, Architecture: archHopper, PCIDevice: 0x233510de, PCISubsystem: 0x18be10de, BusWidth: 6144,
-		SMClock: 1980, MemClock: 3201, PowerLimitW: 700, MIG: true, NVLinks: 18, PCIeGen: 5, BoardPart: "692-2G520-0280-000"},
+		SMClock: 1980, MemClock: 3201, PowerLimitW: 700, MIG: migNoProfiles, NVLinks: 18, PCIeGen: 5, BoardPart: "692-2G520-0280-000"},
 	"L4": {Name: "NVIDIA L4", MemoryMiB: 23034, ReservedMiB: 476, SMs: 58, CUDACores: 7424,
 		ComputeCapability: [2]int{8, 9}, Architecture: archAda, PCIDevice: 0x27b810de, PCISubsystem: 0x16ca10de, BusWidth: 192,
 		SMClock: 2040, MemClock: 6251, PowerLimitW: 72, PCIeGen: 4, BoardPart: "900-2G193-0000-000"},

@@ -65,6 +65,8 @@ type Card struct {
 	// MemoryMiB and ReservedMiB override the model's.
 	MemoryMiB   uint64  `json:"memoryMiB,omitempty"`
 	ReservedMiB *uint64 `json:"reservedMiB,omitempty"`
+	// MIG puts the card into MIG mode.
+	MIG *MIG `json:"mig,omitempty"`
 }
 
 // Duration is a time.Duration that YAML spells "2ms".
@@ -110,6 +112,7 @@ type CardInfo struct {
 	PCI    string
 	NUMA   int
 	Links  []int
+	Mode   *MIG // nil: MIG mode is off
 }
 
 // CardInfos lists the node's cards in the order of NVML and CUDA.
@@ -132,6 +135,9 @@ func (n Node) cards() ([]CardInfo, error) {
 		}
 		if c.ReservedMiB != nil {
 			m.ReservedMiB = *c.ReservedMiB
+		}
+		if c.MIG != nil && m.MIG <= migNoProfiles {
+			return nil, fmt.Errorf("cards[%d]: %s has no MIG here", i, c.Model)
 		}
 		if m.ReservedMiB >= m.MemoryMiB {
 			return nil, fmt.Errorf("cards[%d]: %d MiB reserved of %d MiB leave nothing", i, m.ReservedMiB, m.MemoryMiB)
@@ -156,7 +162,7 @@ func (n Node) cards() ([]CardInfo, error) {
 
 func (n Node) card(place int, m Model, c Card) CardInfo {
 	seed := sha256.Sum256(fmt.Appendf(nil, "%s/%d", n.Name, place))
-	info := CardInfo{Model: m, Minor: place, UUID: c.UUID, PCI: c.PCI, Links: c.NVLink, NUMA: place / 4 % 2}
+	info := CardInfo{Model: m, Minor: place, UUID: c.UUID, PCI: c.PCI, Links: c.NVLink, NUMA: place / 4 % 2, Mode: c.MIG}
 	if info.UUID == "" {
 		info.UUID = fmt.Sprintf("GPU-%x-%x-%x-%x-%x", seed[0:4], seed[4:6], seed[6:8], seed[8:10], seed[10:16])
 	}
@@ -213,7 +219,7 @@ func (n Node) text() (string, error) {
 		line("sm_clock", c.SMClock)
 		line("mem_clock", c.MemClock)
 		line("power_limit", c.PowerLimitW*1000)
-		line("mig", map[bool]int{true: 1}[c.MIG])
+		line("mig", int(c.MIG))
 		line("pcie_gen", c.PCIeGen)
 		line("pcie_width", 16)
 		if len(c.Links) > 0 {

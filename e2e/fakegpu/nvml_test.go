@@ -108,7 +108,7 @@ func TestNVMLTellsEveryModelAsItIs(t *testing.T) {
 				V1Total: c.MemoryMiB << 20, V1Used: c.ReservedMiB << 20,
 				ByUUID: true, ByPCI: true, ByShortBus: true,
 			}
-			if !c.MIG {
+			if c.MIG == migNone {
 				want.MigReturn = nvml.ERROR_NOT_SUPPORTED
 			}
 			if got != want {

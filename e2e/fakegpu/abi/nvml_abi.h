@@ -16,7 +16,9 @@ typedef enum {
 	NVML_ERROR_TIMEOUT = 10,
 	NVML_ERROR_FUNCTION_NOT_FOUND = 13,
 	NVML_ERROR_GPU_IS_LOST = 15,
+	NVML_ERROR_IN_USE = 19,
 	NVML_ERROR_MEMORY = 20,
+	NVML_ERROR_INSUFFICIENT_RESOURCES = 23,
 	NVML_ERROR_ARGUMENT_VERSION_MISMATCH = 25,
 	NVML_ERROR_UNKNOWN = 999,
 } nvmlReturn_t;
@@ -79,6 +81,77 @@ typedef struct {
 	unsigned long long timeStamp;
 	nvmlValue_t sampleValue;
 } nvmlSample_t;
+
+/* ---- MIG ---- */
+
+typedef struct { struct nvmlGpuInstance_st *handle; } nvmlGpuInstance_t;
+typedef struct { struct nvmlComputeInstance_st *handle; } nvmlComputeInstance_t;
+
+typedef struct { unsigned int start, size; } nvmlGpuInstancePlacement_t;
+typedef struct { unsigned int start, size; } nvmlComputeInstancePlacement_t;
+
+typedef struct {
+	unsigned int id, isP2pSupported, sliceCount, instanceCount, multiprocessorCount;
+	unsigned int copyEngineCount, decoderCount, encoderCount, jpegCount, ofaCount;
+	unsigned long long memorySizeMB;
+} nvmlGpuInstanceProfileInfo_t;
+
+typedef struct {
+	unsigned int version;
+	unsigned int id, isP2pSupported, sliceCount, instanceCount, multiprocessorCount;
+	unsigned int copyEngineCount, decoderCount, encoderCount, jpegCount, ofaCount;
+	unsigned long long memorySizeMB;
+	char name[96];
+} nvmlGpuInstanceProfileInfo_v2_t;
+
+typedef struct {
+	unsigned int version;
+	unsigned int id, sliceCount, instanceCount, multiprocessorCount;
+	unsigned int copyEngineCount, decoderCount, encoderCount, jpegCount, ofaCount;
+	unsigned long long memorySizeMB;
+	char name[96];
+	unsigned int capabilities;
+} nvmlGpuInstanceProfileInfo_v3_t;
+
+typedef struct {
+	nvmlDevice_t device;
+	unsigned int id, profileId;
+	nvmlGpuInstancePlacement_t placement;
+} nvmlGpuInstanceInfo_t;
+
+typedef struct {
+	unsigned int id, sliceCount, instanceCount, multiprocessorCount;
+	unsigned int sharedCopyEngineCount, sharedDecoderCount, sharedEncoderCount, sharedJpegCount, sharedOfaCount;
+} nvmlComputeInstanceProfileInfo_t;
+
+typedef struct {
+	unsigned int version;
+	unsigned int id, sliceCount, instanceCount, multiprocessorCount;
+	unsigned int sharedCopyEngineCount, sharedDecoderCount, sharedEncoderCount, sharedJpegCount, sharedOfaCount;
+	char name[96];
+} nvmlComputeInstanceProfileInfo_v2_t;
+
+typedef struct {
+	unsigned int version;
+	unsigned int id, sliceCount, instanceCount, multiprocessorCount;
+	unsigned int sharedCopyEngineCount, sharedDecoderCount, sharedEncoderCount, sharedJpegCount, sharedOfaCount;
+	char name[96];
+	unsigned int capabilities;
+} nvmlComputeInstanceProfileInfo_v3_t;
+
+typedef struct {
+	nvmlDevice_t device;
+	nvmlGpuInstance_t gpuInstance;
+	unsigned int id, profileId;
+	nvmlComputeInstancePlacement_t placement;
+} nvmlComputeInstanceInfo_t;
+
+typedef struct {
+	unsigned int multiprocessorCount;
+	unsigned int sharedCopyEngineCount, sharedDecoderCount, sharedEncoderCount, sharedJpegCount, sharedOfaCount;
+	unsigned int gpuInstanceSliceCount, computeInstanceSliceCount;
+	unsigned long long memorySizeMB;
+} nvmlDeviceAttributes_t;
 
 #define NVML_EVENT_SINGLE_BIT_ECC 0x1ull
 #define NVML_EVENT_DOUBLE_BIT_ECC 0x2ull

@@ -14,6 +14,7 @@
 
 #include "../abi/cuda_abi.h"
 #include "faults.h"
+#include "mig.h"
 #include "sim.h"
 
 #define CU_API __attribute__((visibility("default")))
@@ -107,6 +108,8 @@ CUresult cu_health(int card);
 /* The calling thread's context. */
 CUresult cu_current(CUcontext *ctx);
 CUresult cu_device_card(CUdevice dev, int *card);
+/* Multiprocessors of the card, or of our instance of it. */
+int cu_sms(int card);
 bool cu_ctx_valid(CUcontext ctx);
 /* A context that is not alive yet. Under the process lock, as the next two. */
 struct CUctx_st *cu_ctx_new(CUdevice dev, int card, unsigned flags);

@@ -294,7 +294,7 @@ CU_API CUresult cuCtxSetLimit(CUlimit limit, size_t value)
 	CUcontext c;
 	CUresult r = cu_current(&c);
 
-	if (!r && limit == CU_LIMIT_MALLOC_HEAP_SIZE && value > fg_usable(&fg_p->fg.node.card[c->card]))
+	if (!r && limit == CU_LIMIT_MALLOC_HEAP_SIZE && value > fg_room(&fg_p->fg, c->card))
 		r = CUDA_ERROR_OUT_OF_MEMORY;
 	return r;
 }

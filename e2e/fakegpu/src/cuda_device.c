@@ -52,7 +52,14 @@ CU_API CUresult cuDeviceGetName(char *name, int len, CUdevice dev)
 		return r;
 	if (!name || len <= 0)
 		return CUDA_ERROR_INVALID_VALUE;
-	snprintf(name, (size_t)len, "%s", fg_p->fg.node.card[card].name);
+	const struct fg *f = &fg_p->fg;
+	char profile[32];
+	if (f->gi[card]) {
+		fg_mig_name(f, card, f->gi[card] - 1, f->ci[card] - 1, profile);
+		snprintf(name, (size_t)len, "%s MIG %s", f->node.card[card].name, profile);
+	} else {
+		snprintf(name, (size_t)len, "%s", f->node.card[card].name);
+	}
 	return CUDA_SUCCESS;
 }
 
@@ -65,7 +72,7 @@ CU_API CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
 		return r;
 	if (!bytes)
 		return CUDA_ERROR_INVALID_VALUE;
-	*bytes = fg_usable(&fg_p->fg.node.card[card]);
+	*bytes = fg_room(&fg_p->fg, card);
 	return CUDA_SUCCESS;
 }
 
@@ -88,27 +95,55 @@ static int hex(char c)
 	return isdigit((unsigned char)c) ? c - '0' : (tolower((unsigned char)c) - 'a' + 10) & 15;
 }
 
+int cu_sms(int card)
+{
+	const struct fg *f = &fg_p->fg;
+
+	return f->gi[card] ? (int)fg_mig_sms(f, card, f->gi[card] - 1, f->ci[card] - 1) : f->node.card[card].sms;
+}
+
+/* What follows "GPU-" or "MIG-". */
+static void uuid_bytes(CUuuid *uuid, const char *text)
+{
+	int at = 0;
+
+	memset(uuid, 0, sizeof *uuid);
+	for (const char *c = text + 4; *c && at < 32; c++)
+		if (isxdigit((unsigned char)*c)) {
+			uuid->bytes[at / 2] = (char)(uuid->bytes[at / 2] << 4 | hex(*c));
+			at++;
+		}
+}
+
 CU_API CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev)
 {
-	int card, at = 0;
+	int card;
+	char mig[48];
 	CUresult r = cu_device_card(dev, &card);
 
 	if (r)
 		return r;
 	if (!uuid)
 		return CUDA_ERROR_INVALID_VALUE;
-	memset(uuid, 0, sizeof *uuid);
-	for (const char *c = fg_p->fg.node.card[card].uuid + 4; *c && at < 32; c++)
-		if (isxdigit((unsigned char)*c)) {
-			uuid->bytes[at / 2] = (char)(uuid->bytes[at / 2] << 4 | hex(*c));
-			at++;
-		}
+	const struct fg *f = &fg_p->fg;
+	if (f->gi[card])
+		fg_mig_uuid(f, card, f->gi[card] - 1, f->ci[card] - 1, mig);
+	uuid_bytes(uuid, f->gi[card] ? mig : f->node.card[card].uuid);
 	return CUDA_SUCCESS;
 }
 
+/* The older form names the card also where it is partitioned. */
 CU_API CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
 {
-	return cuDeviceGetUuid_v2(uuid, dev);
+	int card;
+	CUresult r = cu_device_card(dev, &card);
+
+	if (r)
+		return r;
+	if (!uuid)
+		return CUDA_ERROR_INVALID_VALUE;
+	uuid_bytes(uuid, fg_p->fg.node.card[card].uuid);
+	return CUDA_SUCCESS;
 }
 
 CU_API CUresult cuDeviceGetPCIBusId(char *id, int len, CUdevice dev)
@@ -182,7 +217,7 @@ CU_API CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, C
 	case CU_DEVICE_ATTRIBUTE_WARP_SIZE: *value = 32; break;
 	case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK: *value = 65536; break;
 	case CU_DEVICE_ATTRIBUTE_CLOCK_RATE: *value = d->sm_clock * 1000; break;
-	case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = d->sms; break;
+	case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = cu_sms(card); break;
 	case CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY: *value = 1; break;
 	case CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS: *value = 1; break;
 	case CU_DEVICE_ATTRIBUTE_ECC_ENABLED: *value = 1; break;

@@ -27,7 +27,7 @@ CU_API CUresult cuDeviceGetDevResource(CUdevice dev, CUdevResource *out, int typ
 		return CUDA_ERROR_INVALID_VALUE;
 	memset(out, 0, sizeof *out);
 	out->type = type;
-	out->sm.smCount = (unsigned)fg_p->fg.node.card[card].sms;
+	out->sm.smCount = (unsigned)cu_sms(card);
 	out->sm.minSmPartitionSize = 8;
 	out->sm.smCoscheduledAlignment = 8;
 	return CUDA_SUCCESS;

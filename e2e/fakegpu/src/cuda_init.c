@@ -40,9 +40,37 @@ static int find_by_uuid(const struct fg *f, const int *cards, int n, const char 
 	return found;
 }
 
+/* The compute instance that is the process's only device: a program sees one,
+ * and no card beside it. The first visible one, or the one that
+ * CUDA_VISIBLE_DEVICES names; false when none is visible at all. */
+static bool choose_instance(struct fg *f, const int *cards, int n, const char *env, int *out, int *got)
+{
+	const size_t len = env ? strcspn(env, ", \t") : 0;
+	bool any = false;
+	char uuid[48];
+
+	*got = 0;
+	for (int i = 0; i < n; i++)
+		for (int gi = 0; gi < FG_GIS; gi++)
+			for (int ci = 0; ci < FG_CIS; ci++) {
+				if (!fg_mig_visible(f, cards[i], gi, ci))
+					continue;
+				any = true;
+				fg_mig_uuid(f, cards[i], gi, ci, uuid);
+				if (*got || (env && (len <= 4 || strncasecmp(uuid, env, len)) && !(len == 1 && *env == '0')))
+					continue;
+				out[0] = cards[i];
+				f->gi[cards[i]] = gi + 1;
+				f->ci[cards[i]] = ci + 1;
+				*got = 1;
+			}
+	return any;
+}
+
 /* CUDA_VISIBLE_DEVICES: the list ends at its first entry that names no card;
- * a card named twice makes the whole list invalid. */
-static int choose_devices(const struct fg *f, int *out)
+ * a card named twice makes the whole list invalid. A card in MIG mode is no
+ * device itself. */
+static int choose_devices(struct fg *f, int *out)
 {
 	const char *env = getenv("CUDA_VISIBLE_DEVICES");
 	int cards[FG_MAX_CARDS], n = 0, got = 0;
@@ -50,6 +78,13 @@ static int choose_devices(const struct fg *f, int *out)
 	for (int i = 0; i < f->node.cards; i++)
 		if (fg_visible(f, i))
 			cards[n++] = i;
+	if ((!env || strncasecmp(env, "GPU-", 4)) && choose_instance(f, cards, n, env, out, &got))
+		return got;
+	const int all = n;
+	n = 0;
+	for (int i = 0; i < all; i++)
+		if (!f->st->card[cards[i]].mig.on)
+			cards[n++] = cards[i];
 	if (!env) {
 		memcpy(out, cards, sizeof cards);
 		return n;

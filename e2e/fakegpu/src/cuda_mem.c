@@ -178,7 +178,7 @@ CU_API CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 
 	if (r)
 		return r;
-	const uint64_t usable = fg_usable(&fg_p->fg.node.card[c->card]);
+	const uint64_t usable = fg_room(&fg_p->fg, c->card);
 	const uint64_t used = fg_mem_used(&fg_p->fg, c->card);
 	if (free_bytes)
 		*free_bytes = usable - used;

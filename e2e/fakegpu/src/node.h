@@ -33,7 +33,7 @@ struct fg_card_desc {
 	int bus_width;         /* bits */
 	int sm_clock, mem_clock; /* MHz, highest */
 	int power_limit;       /* milliwatts */
-	int mig;               /* 1: the card could be partitioned (mode is off) */
+	int mig;               /* enum fg_mig_family: how the card can be partitioned */
 	int nvlinks;           /* links that each peer is reached by, in total */
 	int pcie_gen, pcie_width;
 	int peers[18];         /* card index at the far end of each link, -1: switch */

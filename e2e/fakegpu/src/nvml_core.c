@@ -304,6 +304,8 @@ static bool same_pci(const struct fg_card_desc *d, const char *text)
 
 ML_API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
 {
+	if (uuid && !strncasecmp(uuid, "MIG-", 4))
+		return ml_mig_by_uuid(uuid, device);
 	return by_text(uuid, device, same_uuid);
 }
 

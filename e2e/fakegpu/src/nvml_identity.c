@@ -1,20 +1,48 @@
 /* libnvidia-ml: what a card is: names, numbers, modes. */
 #include "nvml.h"
 
+#include <stdio.h>
+
 ML_API nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t d, char *name, unsigned int length)
 {
 	const struct fg_card_desc *desc;
-	nvmlReturn_t r = ml_device(d, &desc);
+	char profile[32], text[160];
+	nvmlReturn_t r = ml_any(d, &desc);
 
-	return r ? r : ml_text(name, length, desc->name);
+	if (r)
+		return r;
+	if (!d->gi)
+		return ml_text(name, length, desc->name);
+	fg_mig_name(&ml_fg, d->card, d->gi - 1, d->ci - 1, profile);
+	snprintf(text, sizeof text, "%s MIG %s", desc->name, profile);
+	return ml_text(name, length, text);
 }
 
 ML_API nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t d, char *uuid, unsigned int length)
 {
 	const struct fg_card_desc *desc;
-	nvmlReturn_t r = ml_device(d, &desc);
+	char mig[48];
+	nvmlReturn_t r = ml_any(d, &desc);
 
-	return r ? r : ml_text(uuid, length, desc->uuid);
+	if (r)
+		return r;
+	if (!d->gi)
+		return ml_text(uuid, length, desc->uuid);
+	fg_mig_uuid(&ml_fg, d->card, d->gi - 1, d->ci - 1, mig);
+	return ml_text(uuid, length, mig);
+}
+
+ML_API nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t d, unsigned int *index)
+{
+	const struct fg_card_desc *desc;
+	nvmlReturn_t r = ml_any(d, &desc);
+
+	if (r)
+		return r;
+	if (!index)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*index = (unsigned)d->index;
+	return NVML_SUCCESS;
 }
 
 ML_API nvmlReturn_t nvmlDeviceGetSerial(nvmlDevice_t d, char *serial, unsigned int length)
@@ -67,7 +95,6 @@ static nvmlReturn_t number(nvmlDevice_t d, unsigned *out, unsigned (*get)(nvmlDe
 		return number(d, out, get_##function);                                        \
 	}
 
-NUMBER(nvmlDeviceGetIndex, d->index)
 NUMBER(nvmlDeviceGetMinorNumber, c->minor)
 NUMBER(nvmlDeviceGetModuleId, d->card)
 NUMBER(nvmlDeviceGetBrand, c->brand)
@@ -76,7 +103,6 @@ NUMBER(nvmlDeviceGetMemoryBusWidth, c->bus_width)
 NUMBER(nvmlDeviceGetNumGpuCores, c->cores)
 NUMBER(nvmlDeviceGetMultiGpuBoard, 0)
 NUMBER(nvmlDeviceGetBoardId, d->card << 8)
-NUMBER(nvmlDeviceIsMigDeviceHandle, 0)
 NUMBER(nvmlDeviceGetPersistenceMode, 1)
 NUMBER(nvmlDeviceGetDisplayMode, 0)
 NUMBER(nvmlDeviceGetDisplayActive, 0)
@@ -122,33 +148,4 @@ ML_API nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t d, int type, unsigned
 ML_API nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t d, int type, unsigned int *clock)
 {
 	return nvmlDeviceGetMaxClockInfo(d, type, clock);
-}
-
-/* MIG: a card that knows it has the mode off; others do not know it. */
-ML_API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t d, unsigned int *current, unsigned int *pending)
-{
-	const struct fg_card_desc *desc;
-	nvmlReturn_t r = ml_device(d, &desc);
-
-	if (r)
-		return r;
-	if (!current || !pending)
-		return NVML_ERROR_INVALID_ARGUMENT;
-	if (!desc->mig)
-		return NVML_ERROR_NOT_SUPPORTED;
-	*current = *pending = 0;
-	return NVML_SUCCESS;
-}
-
-ML_API nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t d, unsigned int *count)
-{
-	const struct fg_card_desc *desc;
-	nvmlReturn_t r = ml_device(d, &desc);
-
-	if (r)
-		return r;
-	if (!count)
-		return NVML_ERROR_INVALID_ARGUMENT;
-	*count = 0; /* as many as could be there with the mode off */
-	return NVML_SUCCESS;
 }

@@ -1,5 +1,5 @@
 /* libnvidia-ml: the functions that a driver of this version has and that this
- * one supports on no card: MIG instances, vGPU, clocks that can be set, and so
+ * one supports on no card: vGPU, clocks that can be set, and so
  * on. Programs find them and are told so. Arguments do not matter. */
 #include "nvml.h"
 

@@ -10,13 +10,33 @@
 
 static nvmlReturn_t used_of(nvmlDevice_t d, const struct fg_card_desc **desc, uint64_t *used)
 {
-	nvmlReturn_t r = ml_device(d, desc);
+	nvmlReturn_t r = ml_any(d, desc);
 
 	if (!r)
 		r = ml_attach();
-	if (!r)
-		*used = fg_mem_used(&ml_fg, d->card);
-	return r;
+	if (r)
+		return r;
+	*used = fg_mem_used(&ml_fg, d->card);
+	if (d->gi) {
+		struct fg_card *c = &ml_fg.st->card[d->card];
+		fg_lock(&ml_fg, c);
+		*used = fg_mig_used(c, d->gi - 1);
+		fg_unlock(&ml_fg, c);
+	}
+	return NVML_SUCCESS;
+}
+
+/* An instance has its memory for its programs; the driver's own is the card's. */
+static uint64_t total_of(nvmlDevice_t d, const struct fg_card_desc *desc)
+{
+	const struct fg_mig_profile *p = d->gi ? fg_mig_of(&ml_fg, d->card, d->gi - 1) : NULL;
+
+	return p ? p->memory : desc->memory;
+}
+
+static uint64_t reserved_of(nvmlDevice_t d, const struct fg_card_desc *desc)
+{
+	return d->gi ? 0 : desc->reserved;
 }
 
 /* This form counts the driver's own memory as used. */
@@ -30,9 +50,9 @@ ML_API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t d, nvmlMemory_t *m)
 		return r;
 	if (!m)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	m->total = desc->memory;
-	m->used = used + desc->reserved;
-	m->free = desc->memory - m->used;
+	m->total = total_of(d, desc);
+	m->used = used + reserved_of(d, desc);
+	m->free = m->total - m->used;
 	return NVML_SUCCESS;
 }
 
@@ -48,10 +68,10 @@ ML_API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t d, nvmlMemory_v2_t *
 		return NVML_ERROR_INVALID_ARGUMENT;
 	if (m->version != NVML_STRUCT_VERSION(nvmlMemory_v2_t, 2))
 		return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-	m->total = desc->memory;
-	m->reserved = desc->reserved;
+	m->total = total_of(d, desc);
+	m->reserved = reserved_of(d, desc);
 	m->used = used;
-	m->free = desc->memory - desc->reserved - used;
+	m->free = m->total - m->reserved - used;
 	return NVML_SUCCESS;
 }
 
@@ -80,17 +100,19 @@ struct process {
 	uint64_t mem;
 };
 
-/* The living processes with a context on the card, in our pid namespace. Two
- * copies of libcuda in a process are one process. */
-static int processes(int card, struct process out[FG_SLOTS])
+/* The living processes with a context on the card or MIG device, in our pid
+ * namespace. Two copies of libcuda in a process are one process. */
+static int processes(nvmlDevice_t d, struct process out[FG_SLOTS])
 {
-	struct fg_card *c = &ml_fg.st->card[card];
+	struct fg_card *c = &ml_fg.st->card[d->card];
 	int n = 0;
 
 	fg_lock(&ml_fg, c);
 	fg_reap(&ml_fg, c);
 	for (int slot = 0; slot < FG_SLOTS; slot++) {
 		if (!fg_bit(c->present, slot) || !c->s[slot].contexts)
+			continue;
+		if (d->gi && (c->s[slot].gi != (word)d->gi || c->s[slot].ci != (word)d->ci))
 			continue;
 		const pid_t pid = fg_slot_pid(&ml_fg, slot);
 		if (pid <= 0)
@@ -106,11 +128,18 @@ static int processes(int card, struct process out[FG_SLOTS])
 	return n;
 }
 
+static unsigned instance(int card, int slot, bool compute)
+{
+	const struct fg_slotcard *s = &ml_fg.st->card[card].s[slot];
+
+	return s->gi ? (unsigned)(compute ? s->ci : s->gi) - 1 : NO_INSTANCE;
+}
+
 static nvmlReturn_t list(nvmlDevice_t d, unsigned *count, void *infos, bool instances)
 {
 	const struct fg_card_desc *desc;
 	struct process found[FG_SLOTS];
-	nvmlReturn_t r = ml_device(d, &desc);
+	nvmlReturn_t r = ml_any(d, &desc);
 
 	if (!r)
 		r = ml_attach();
@@ -118,13 +147,13 @@ static nvmlReturn_t list(nvmlDevice_t d, unsigned *count, void *infos, bool inst
 		return r;
 	if (!count || (*count && !infos))
 		return NVML_ERROR_INVALID_ARGUMENT;
-	const unsigned n = (unsigned)processes(d->card, found), room = *count;
+	const unsigned n = (unsigned)processes(d, found), room = *count;
 	*count = n;
 	if (n > room)
 		return NVML_ERROR_INSUFFICIENT_SIZE;
 	for (unsigned i = 0; i < n; i++)
 		if (instances)
-			((nvmlProcessInfo_t *)infos)[i] = (nvmlProcessInfo_t){ (unsigned)found[i].pid, found[i].mem, NO_INSTANCE, NO_INSTANCE };
+			((nvmlProcessInfo_t *)infos)[i] = (nvmlProcessInfo_t){ (unsigned)found[i].pid, found[i].mem, instance(d->card, found[i].slot, 0), instance(d->card, found[i].slot, 1) };
 		else
 			((nvmlProcessInfo_v1_t *)infos)[i] = (nvmlProcessInfo_v1_t){ (unsigned)found[i].pid, found[i].mem };
 	return NVML_SUCCESS;
@@ -149,7 +178,7 @@ ML_API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t d, unsigne
 static nvmlReturn_t none(nvmlDevice_t d, unsigned *n)
 {
 	const struct fg_card_desc *desc;
-	nvmlReturn_t r = ml_device(d, &desc);
+	nvmlReturn_t r = ml_any(d, &desc);
 
 	if (r)
 		return r;
@@ -219,7 +248,7 @@ ML_API nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t d, nvmlProcessU
 	if (!count)
 		return NVML_ERROR_INVALID_ARGUMENT;
 	const int64_t offset = offset_ns();
-	const int n = processes(d->card, found);
+	const int n = processes(d, found);
 	const unsigned room = *count;
 	unsigned got = 0;
 	if (!out) {

@@ -1,5 +1,6 @@
 /* Shared state, liveness and the undo log; see shm.h for the design. */
 #include "shm.h"
+#include "mig.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -217,6 +218,8 @@ void fg_erase(struct fg_card *c, int slot)
 
 	fg_set(c, &c->mem, c->mem - s->mem);
 	fg_set(c, &s->mem, 0);
+	fg_set(c, &s->gi, 0);
+	fg_set(c, &s->ci, 0);
 	fg_set(c, &s->contexts, 0);
 	fg_set(c, &s->head, 0);
 	fg_set(c, &s->tail, 0);
@@ -313,22 +316,39 @@ struct fg_slotcard *fg_mine(struct fg *f, struct fg_card *c)
 	struct fg_slotcard *s = &c->s[f->slot];
 
 	if (s->client != f->client) {
+		const int card = (int)(c - f->st->card);
+		fg_set(c, &s->gi, (word)f->gi[card]);
+		fg_set(c, &s->ci, (word)f->ci[card]);
 		fg_set(c, &s->client, f->client);
 		fg_set(c, &c->present[f->slot / 64], c->present[f->slot / 64] | (word)1 << (f->slot % 64));
 	}
 	return s;
 }
 
+uint64_t fg_room(const struct fg *f, int card)
+{
+	const struct fg_mig_profile *p = f->gi[card] ? fg_mig_of(f, card, f->gi[card] - 1) : NULL;
+
+	return p ? p->memory : fg_usable(&f->node.card[card]);
+}
+
+static uint64_t taken(const struct fg *f, int card)
+{
+	const struct fg_card *c = &f->st->card[card];
+
+	return f->gi[card] ? fg_mig_used(c, f->gi[card] - 1) : c->mem;
+}
+
 bool fg_mem_take(struct fg *f, int card, uint64_t bytes)
 {
 	struct fg_card *c = &f->st->card[card];
-	const uint64_t usable = fg_usable(&f->node.card[card]);
 	bool ok = true;
 
 	fg_lock(f, c);
-	if (bytes > usable || c->mem > usable - bytes) {
+	const uint64_t room = fg_room(f, card);
+	if (bytes > room || taken(f, card) > room - bytes) {
 		fg_reap(f, c);
-		ok = bytes <= usable && c->mem <= usable - bytes;
+		ok = bytes <= room && taken(f, card) <= room - bytes;
 	}
 	if (ok) {
 		struct fg_slotcard *s = fg_mine(f, c);
@@ -359,7 +379,7 @@ uint64_t fg_mem_used(struct fg *f, int card)
 
 	fg_lock(f, c);
 	fg_reap(f, c);
-	used = c->mem;
+	used = taken(f, card);
 	fg_unlock(f, c);
 	return used;
 }

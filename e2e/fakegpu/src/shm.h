@@ -43,6 +43,8 @@
 #define FG_PERIOD_NS 166666667ull /* the driver samples utilisation 6 times a second */
 #define FG_LOG (1u << 18)
 #define FG_CLIENTS 8192
+#define FG_GIS 15         /* ids of GPU instances of a card in MIG mode */
+#define FG_CIS 8          /* ids of compute instances of a GPU instance */
 
 typedef uint64_t word;
 
@@ -61,6 +63,7 @@ struct fg_bucket {
  * to finish, tail the next to be queued, so "done up to n" is head >= n. */
 struct fg_slotcard {
 	word client;
+	word gi, ci;      /* 1 + the MIG instances that it works on; 0: the card */
 	word mem;         /* bytes taken from the card */
 	word contexts;
 	word head, tail;
@@ -79,6 +82,19 @@ struct fg_log {
 	word kernels;     /* that finished within */
 };
 
+/* Instances of a card in MIG mode; see mig.h. */
+struct fg_gi {
+	word profile;     /* 1 + place among the card's profiles; 0: none */
+	word start;       /* first memory slice */
+	struct { word slices, serial; } ci[FG_CIS]; /* no slices: none */
+};
+
+struct fg_mig {
+	word on;
+	word serial;      /* compute instances ever made */
+	struct fg_gi gi[FG_GIS];
+};
+
 struct fg_card {
 	word lock;        /* 0, or client << 16 | slot + 1 */
 	word waiters;
@@ -94,6 +110,7 @@ struct fg_card {
 	word logged;
 	word present[FG_SLOT_WORDS]; /* slots with anything on this card */
 	word active[FG_SLOT_WORDS];  /* slots with work queued */
+	struct fg_mig mig;
 	struct fg_bucket bucket[FG_BUCKETS];
 	struct fg_slotcard s[FG_SLOTS];
 	struct fg_log log[FG_LOG];
@@ -124,6 +141,7 @@ struct fg {
 	struct fg_state *st;
 	int fd;           /* the lock file; private, never closed */
 	int slot;         /* -1 until attached */
+	int gi[FG_MAX_CARDS], ci[FG_MAX_CARDS]; /* 1 + our instances; 0: the card */
 	word client;
 	char dir[256], dev[256];
 	dev_t fd_dev;
@@ -159,7 +177,9 @@ void fg_erase(struct fg_card *c, int slot);
  * them even after the dead were reaped. */
 bool fg_mem_take(struct fg *f, int card, uint64_t bytes);
 void fg_mem_give(struct fg *f, int card, uint64_t bytes);
-/* Bytes taken by all, after reaping. */
+/* Bytes that all together can take of the card, or of our instance of it. */
+uint64_t fg_room(const struct fg *f, int card);
+/* Bytes taken by all of the same, after reaping. */
 uint64_t fg_mem_used(struct fg *f, int card);
 void fg_contexts_add(struct fg *f, int card, int n);
 

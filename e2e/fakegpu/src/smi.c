@@ -1,7 +1,7 @@
 /* nvidia-smi of the simulated driver: what NVML says, as text.
  *
  *   nvidia-smi        a table of cards and one of processes
- *   nvidia-smi -L     one line a card
+ *   nvidia-smi -L     one line a card, and one for each MIG device in it
  *   nvidia-smi --query-gpu=FIELD,... --format=csv[,noheader][,nounits]
  *                     FIELD: index name uuid pci.bus_id memory.total
  *                     memory.reserved memory.used memory.free utilization.gpu
@@ -25,6 +25,7 @@
 	X(nvmlDeviceGetMemoryInfo_v2, (nvmlDevice_t, nvmlMemory_v2_t *))                   \
 	X(nvmlDeviceGetUtilizationRates, (nvmlDevice_t, nvmlUtilization_t *))              \
 	X(nvmlDeviceGetComputeRunningProcesses_v3, (nvmlDevice_t, unsigned *, nvmlProcessInfo_t *)) \
+	X(nvmlDeviceGetMigDeviceHandleByIndex, (nvmlDevice_t, unsigned, nvmlDevice_t *))   \
 	X(nvmlSystemGetProcessName, (unsigned, char *, unsigned))                          \
 	X(nvmlSystemGetDriverVersion, (char *, unsigned))                                  \
 	X(nvmlSystemGetCudaDriverVersion_v2, (int *))
@@ -171,6 +172,23 @@ static void table(unsigned n, const char *driver)
 	}
 }
 
+static void line(unsigned index)
+{
+	struct card c = { 0 };
+	nvmlDevice_t mig;
+
+	if (look(index, &c))
+		return;
+	printf("GPU %u: %s (UUID: %s)\n", index, c.name, c.uuid);
+	for (unsigned i = 0; !ml.nvmlDeviceGetMigDeviceHandleByIndex(c.device, i, &mig); i++) {
+		char name[128] = "", uuid[96] = "";
+		ml.nvmlDeviceGetName(mig, name, sizeof name);
+		ml.nvmlDeviceGetUUID(mig, uuid, sizeof uuid);
+		const char *profile = strstr(name, "MIG ");
+		printf("  %-15s Device %2u: (UUID: %s)\n", profile ? profile : name, i, uuid);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	char driver[64] = "";
@@ -201,14 +219,11 @@ int main(int argc, char **argv)
 	ml.nvmlSystemGetDriverVersion(driver, sizeof driver);
 	if (fields)
 		return query(n, fields, format, driver);
-	if (!lines) {
-		table(n, driver);
+	if (lines) {
+		for (unsigned i = 0; i < n; i++)
+			line(i);
 		return 0;
 	}
-	for (unsigned i = 0; i < n; i++) {
-		struct card c = { 0 };
-		if (!look(i, &c))
-			printf("GPU %u: %s (UUID: %s)\n", i, c.name, c.uuid);
-	}
+	table(n, driver);
 	return 0;
 }
