@@ -38,6 +38,18 @@ typedef struct {
     unsigned char bytes[16];
 } CUuuid;
 
+/* Enumerations are ints; of these structs nothing but their address is used. */
+typedef int CUdriverProcAddressQueryResult;
+typedef int CUlimit;
+typedef int CUmemAllocationHandleType;
+typedef int CUmemPool_attribute;
+typedef int CUstreamCaptureStatus;
+typedef int CUgraphNodeType;
+typedef int CUgraphMem_attribute;
+typedef struct CUexecAffinityParam_st CUexecAffinityParam;
+typedef struct CUctxCreateParams_st CUctxCreateParams;
+typedef struct CUDA_GRAPH_INSTANTIATE_PARAMS_st CUDA_GRAPH_INSTANTIATE_PARAMS;
+
 #define CU_STREAM_LEGACY     ((CUstream)1)
 #define CU_STREAM_PER_THREAD ((CUstream)2)
 

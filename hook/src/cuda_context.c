@@ -219,7 +219,7 @@ CUresult cuCtxCreate_v2(CUcontext *ctx, unsigned flags, CUdevice dev)
     return created(&c, r, r ? 0 : *ctx);
 }
 
-CUresult cuCtxCreate_v3(CUcontext *ctx, void *affinity, int n, unsigned flags, CUdevice dev)
+CUresult cuCtxCreate_v3(CUcontext *ctx, CUexecAffinityParam *affinity, int n, unsigned flags, CUdevice dev)
 {
     struct claim c;
     CUresult r = creation(&c, dev);
@@ -229,7 +229,7 @@ CUresult cuCtxCreate_v3(CUcontext *ctx, void *affinity, int n, unsigned flags, C
     return created(&c, r, r ? 0 : *ctx);
 }
 
-CUresult cuCtxCreate_v4(CUcontext *ctx, void *params, unsigned flags, CUdevice dev)
+CUresult cuCtxCreate_v4(CUcontext *ctx, CUctxCreateParams *params, unsigned flags, CUdevice dev)
 {
     struct claim c;
     CUresult r = creation(&c, dev);

@@ -115,13 +115,13 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned 
     return r ? r : instantiated(REAL(cuGraphInstantiateWithFlags)(exec, graph, flags), exec, graph);
 }
 
-CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, void *params)
+CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params)
 {
     CUresult r = refused();
     return r ? r : instantiated(REAL(cuGraphInstantiateWithParams)(exec, graph, params), exec, graph);
 }
 
-CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph, void *params)
+CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params)
 {
     CUresult r = refused();
     return r ? r : instantiated(REAL(cuGraphInstantiateWithParams_ptsz)(exec, graph, params), exec, graph);
