@@ -7,7 +7,7 @@ SUITE  := $(BIN)/suite
 export SLUICE_CACHE := $(CACHE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test unit e2e cases build images lint generate bench-driver bench-engine bench-limiter setup clean
+.PHONY: help demo demo-down test unit e2e cases build images lint generate bench-driver bench-engine bench-limiter gpu-check setup clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ bench-engine: ## Quota engine: the figures of docs/dev/engine.md.
 
 bench-limiter: build ## Limiter: cost of each call, as `name value unit` lines.
 	./hook/bench.sh
+
+gpu-check: ## Check the limiter against a real driver and card, with PyTorch and nvcc where they are; writes docs/gpu-results.md.
+	python3 hook/gpucheck/check.py --out $(or $(GPU_RESULTS),docs/gpu-results.md)
 
 setup: ## Install what Debian has to give and build the pinned Kubernetes into the cache (15 minutes the first time).
 	./.ci/setup
