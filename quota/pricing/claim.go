@@ -94,7 +94,7 @@ func (f *Fleet) exactly(ctx context.Context, name string, r *resourceapi.ExactDe
 		if d.Node != node {
 			node, nodeTotal, nodeCount = d.Node, Price{}, 0
 		}
-		p, why, err := onDevice(r.Capacity, d)
+		p, why, err := f.onDevice(ctx, r.Capacity, d)
 		if err != nil {
 			return Price{}, impossible("%v", err)
 		}
@@ -219,7 +219,7 @@ func (r refusal) String() string {
 
 // onDevice prices a request on one device, or says why the device cannot serve
 // it.
-func onDevice(c *resourceapi.CapacityRequirements, d Device) (Price, *refusal, error) {
+func (f *Fleet) onDevice(ctx context.Context, c *resourceapi.CapacityRequirements, d Device) (Price, *refusal, error) {
 	asked := map[resourceapi.QualifiedName]resource.Quantity{}
 	if c != nil {
 		asked = c.Requests
@@ -236,7 +236,8 @@ func onDevice(c *resourceapi.CapacityRequirements, d Device) (Price, *refusal, e
 				return Price{}, &refusal{key: key, asked: q, has: has, device: d.Name()}, nil
 			}
 		}
-		return exclusive(d), nil, nil
+		price, err := f.tariff.of(ctx, exclusive(d), d)
+		return price, nil, err
 	}
 	price := Price{Devices: 1}
 	for _, key := range sortedKeys(d.Capacity) {
@@ -266,7 +267,8 @@ func onDevice(c *resourceapi.CapacityRequirements, d Device) (Price, *refusal, e
 			price.Cores = max(price.Cores, got.Value())
 		}
 	}
-	return Whole(price, d.Device), nil, nil
+	price, err := f.tariff.of(ctx, Whole(price, d.Device), d)
+	return price, nil, err
 }
 
 // Whole raises the cores of a share that takes all the memory of a device to

@@ -38,23 +38,23 @@ func TestAClaimCostsWhatTheAllocatorWillConsume(t *testing.T) {
 		claim *resourceapi.DeviceClaim
 		want  Price
 	}{
-		{"memory and cores", dynamic, claim(ask("gpu.sluice.dev", "20Gi", "50", 1)), Price{1, 20 * gi, 50}},
-		{"memory alone guarantees no cores", dynamic, claim(ask("gpu.sluice.dev", "20Gi", "", 1)), Price{1, 20 * gi, 0}},
-		{"nothing named is a whole card and all its cores", dynamic, claim(ask("gpu.sluice.dev", "", "", 1)), Price{1, 80 * gi, 100}},
-		{"all memory named is a whole card too", dynamic, claim(ask("gpu.sluice.dev", "80Gi", "10", 1)), Price{1, 80 * gi, 100}},
-		{"bytes round up to the step", dynamic, claim(ask("gpu.sluice.dev", "1073741825", "", 1)), Price{1, gi + 1<<20, 0}},
-		{"less than the least is the least", dynamic, claim(ask("gpu.sluice.dev", "1Mi", "", 1)), Price{1, 256 << 20, 0}},
-		{"a count multiplies", dynamic, claim(ask("gpu.sluice.dev", "20Gi", "50", 2)), Price{2, 40 * gi, 100}},
-		{"requests add up", dynamic, claim(ask("gpu.sluice.dev", "20Gi", "", 1), ask("gpu.sluice.dev", "", "", 1)), Price{2, 100 * gi, 100}},
-		{"a fixed slice is not a whole card", fixed, claim(ask("gpu.sluice.dev", "", "", 1)), Price{1, 20000 << 20, 0}},
-		{"memory below a fixed slice becomes the slice", fixed, claim(ask("gpu.sluice.dev", "1Gi", "", 1)), Price{1, 20000 << 20, 0}},
-		{"the dearest card of a flavor decides", mixed, claim(ask("gpu.sluice.dev", "", "", 1)), Price{1, 80 * gi, 100}},
-		{"the dearest alternative in each dimension", dynamic, claim(either), Price{1, 60 * gi, 80}},
-		{"an exclusive device costs all it has", migs, claim(ask("mig.gpu.sluice.dev", "5Gi", "", 1)), Price{1, 20 * gi, 14}},
-		{"all devices of the largest node", migs, claim(all), Price{2, 30 * gi, 28}},
+		{"memory and cores", dynamic, claim(ask("gpu.sluice.dev", "20Gi", "50", 1)), Price{Devices: 1, Memory: 20 * gi, Cores: 50}},
+		{"memory alone guarantees no cores", dynamic, claim(ask("gpu.sluice.dev", "20Gi", "", 1)), Price{Devices: 1, Memory: 20 * gi, Cores: 0}},
+		{"nothing named is a whole card and all its cores", dynamic, claim(ask("gpu.sluice.dev", "", "", 1)), Price{Devices: 1, Memory: 80 * gi, Cores: 100}},
+		{"all memory named is a whole card too", dynamic, claim(ask("gpu.sluice.dev", "80Gi", "10", 1)), Price{Devices: 1, Memory: 80 * gi, Cores: 100}},
+		{"bytes round up to the step", dynamic, claim(ask("gpu.sluice.dev", "1073741825", "", 1)), Price{Devices: 1, Memory: gi + 1<<20, Cores: 0}},
+		{"less than the least is the least", dynamic, claim(ask("gpu.sluice.dev", "1Mi", "", 1)), Price{Devices: 1, Memory: 256 << 20, Cores: 0}},
+		{"a count multiplies", dynamic, claim(ask("gpu.sluice.dev", "20Gi", "50", 2)), Price{Devices: 2, Memory: 40 * gi, Cores: 100}},
+		{"requests add up", dynamic, claim(ask("gpu.sluice.dev", "20Gi", "", 1), ask("gpu.sluice.dev", "", "", 1)), Price{Devices: 2, Memory: 100 * gi, Cores: 100}},
+		{"a fixed slice is not a whole card", fixed, claim(ask("gpu.sluice.dev", "", "", 1)), Price{Devices: 1, Memory: 20000 << 20, Cores: 0}},
+		{"memory below a fixed slice becomes the slice", fixed, claim(ask("gpu.sluice.dev", "1Gi", "", 1)), Price{Devices: 1, Memory: 20000 << 20, Cores: 0}},
+		{"the dearest card of a flavor decides", mixed, claim(ask("gpu.sluice.dev", "", "", 1)), Price{Devices: 1, Memory: 80 * gi, Cores: 100}},
+		{"the dearest alternative in each dimension", dynamic, claim(either), Price{Devices: 1, Memory: 60 * gi, Cores: 80}},
+		{"an exclusive device costs all it has", migs, claim(ask("mig.gpu.sluice.dev", "5Gi", "", 1)), Price{Devices: 1, Memory: 20 * gi, Cores: 14}},
+		{"all devices of the largest node", migs, claim(all), Price{Devices: 2, Memory: 30 * gi, Cores: 28}},
 		{"admin access is free", dynamic, claim(admin), Price{}},
 		{"other drivers' devices are not ours to price", dynamic, claim(ask("nic.example.com", "", "", 1)), Price{}},
-		{"selectors may ask for shareable devices", dynamic, claim(shareOnly), Price{1, gi, 0}},
+		{"selectors may ask for shareable devices", dynamic, claim(shareOnly), Price{Devices: 1, Memory: gi, Cores: 0}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got, err := tc.fleet.Claim(context.Background(), tc.claim)
@@ -109,7 +109,7 @@ func TestWhatNoDeviceCanServeIsRefusedWithTheNearest(t *testing.T) {
 }
 
 func TestPricesSaturateInsteadOfWrapping(t *testing.T) {
-	big := Price{1, math.MaxInt64 - 1, 1}
+	big := Price{Devices: 1, Memory: math.MaxInt64 - 1, Cores: 1}
 	if got := big.Add(big); got.Memory != math.MaxInt64 || got.Devices != 2 {
 		t.Errorf("sum %+v", got)
 	}
@@ -129,8 +129,11 @@ func TestAnAllocatedWholeCardStillCostsAllCores(t *testing.T) {
 		{Driver: "nic.example.com", Pool: "node-1", Device: "nic-0"},
 		{Driver: DriverName, Pool: "node-1", Device: "monitor", AdminAccess: ptr.To(true)},
 	}}}
-	got := Allocated(a, func(pool, name string) *resourceapi.Device { return d })
-	if want := (Price{1, 80 * gi, 100}); got != want {
+	got, err := Tariff{}.Allocated(context.Background(), a, func(pool, name string) *Device { return &Device{Pool: pool, Device: d} })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := (Price{Devices: 1, Memory: 80 * gi, Cores: 100}); got != want {
 		t.Errorf("charged %v, want %v", got, want)
 	}
 }

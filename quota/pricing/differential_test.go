@@ -91,7 +91,10 @@ func TestRoundingIsTheAllocators(t *testing.T) {
 		if result == nil {
 			return
 		}
-		want := Allocated(result, func(string, string) *resourceapi.Device { return d })
+		want, err := Tariff{}.Allocated(context.Background(), result, func(string, string) *Device { return &on("node-1", d)[0] })
+		if err != nil {
+			t.Fatal(err)
+		}
 		if got != want {
 			t.Fatalf("price %+v, the allocator consumes %+v", got, want)
 		}

@@ -75,14 +75,19 @@ type Fleet struct {
 	name    string
 	classes Classes
 	devices []Device
+	tariff  Tariff
 	cel     *cel.Cache
 }
 
 // NewFleet makes the fleet of a flavor. everywhere are the driver's devices in
 // the whole cluster, from complete pools of the newest generation; a device is
-// in the fleet if in says so of its node.
-func NewFleet(flavor string, classes Classes, everywhere []Device, in func(node string) bool) *Fleet {
-	f := &Fleet{name: flavor, classes: classes, cel: selectors}
+// in the fleet if in says so of its node. Devices, memory and cores are priced, and
+// what the options add.
+func NewFleet(flavor string, classes Classes, everywhere []Device, in func(node string) bool, options ...Option) *Fleet {
+	f := &Fleet{name: flavor, classes: classes, cel: selectors, tariff: Tariff{Flavor: flavor}}
+	for _, o := range options {
+		o(f)
+	}
 	for _, d := range everywhere {
 		if in == nil || in(d.Node) {
 			f.devices = append(f.devices, d)
@@ -91,6 +96,12 @@ func NewFleet(flavor string, classes Classes, everywhere []Device, in func(node 
 	slices.SortStableFunc(f.devices, func(a, b Device) int { return cmp.Compare(a.Node, b.Node) })
 	return f
 }
+
+// Option changes how a [Fleet] is priced.
+type Option func(*Fleet)
+
+// WithTariff prices a fleet in more dimensions.
+func WithTariff(t Tariff) Option { return func(f *Fleet) { f.tariff = t } }
 
 // selectors caches compiled CEL for all fleets; expressions are few and their
 // compilation is the dearest part of a price.

@@ -33,27 +33,39 @@ type Price struct {
 	Memory int64
 	// Cores is in percent of one card: two half cards cost 100.
 	Cores int64
+	// More are the amounts in the dimensions that the configuration adds.
+	More More
 }
 
 // Add returns the sum of two prices.
-func (p Price) Add(q Price) Price {
-	return Price{add(p.Devices, q.Devices), add(p.Memory, q.Memory), add(p.Cores, q.Cores)}
-}
+func (p Price) Add(q Price) Price { return p.with(q, add) }
 
 // Times returns the price of n such requests; n below zero counts as zero.
 func (p Price) Times(n int64) Price {
-	return Price{times(p.Devices, n), times(p.Memory, n), times(p.Cores, n)}
+	return p.with(p, func(a, _ int64) int64 { return times(a, n) })
 }
 
 // Max returns the larger amount in each dimension.
 func (p Price) Max(q Price) Price {
-	return Price{max(p.Devices, q.Devices), max(p.Memory, q.Memory), max(p.Cores, q.Cores)}
+	return p.with(q, func(a, b int64) int64 { return max(a, b) })
+}
+
+// Min returns the smaller amount in each dimension.
+func (p Price) Min(q Price) Price {
+	return p.with(q, func(a, b int64) int64 { return min(a, b) })
+}
+
+// with combines two prices in each dimension.
+func (p Price) with(q Price, f func(a, b int64) int64) Price {
+	r := Price{Devices: f(p.Devices, q.Devices), Memory: f(p.Memory, q.Memory), Cores: f(p.Cores, q.Cores)}
+	for i := range r.More {
+		r.More[i] = f(p.More[i], q.More[i])
+	}
+	return r
 }
 
 // Covers says whether p pays for q in every dimension.
-func (p Price) Covers(q Price) bool {
-	return p.Devices >= q.Devices && p.Memory >= q.Memory && p.Cores >= q.Cores
-}
+func (p Price) Covers(q Price) bool { return p.Max(q) == p }
 
 // IsZero says that nothing is charged.
 func (p Price) IsZero() bool { return p == Price{} }
