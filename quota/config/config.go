@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/sluice-gpu/sluice/quota/engine"
+	"github.com/sluice-gpu/sluice/quota/pricing"
 )
 
 // APIVersion and Kind identify the file.
@@ -42,6 +43,19 @@ type QuotaConfiguration struct {
 	// Concurrency is how many objects of each kind are worked on at once.
 	// Default 8.
 	Concurrency int `json:"concurrency,omitempty"`
+
+	// Dimensions are more things that budgets count, beside devices, memory and
+	// cores. At most 7, or as many as the presets leave of them.
+	Dimensions []Dimension `json:"dimensions,omitempty"`
+	// Presets are sets of dimensions by name. hami counts nvidia.com/total-gpumem
+	// in MiB and nvidia.com/total-gpucores in percent.
+	Presets []string `json:"presets,omitempty"`
+	// FlavorOrder names a dimension: of several flavors in a ClusterQueue the one
+	// where a whole card costs least in it is tried first. Empty, the default,
+	// tries them as the ClusterQueue lists them.
+	FlavorOrder string `json:"flavorOrder,omitempty"`
+
+	compiled *pricing.Dimensions
 }
 
 // FairSharing is as in the Kueue configuration.
@@ -86,6 +100,9 @@ func Decode(b []byte) (*QuotaConfiguration, error) {
 	if c.Concurrency == 0 {
 		c.Concurrency = 8
 	}
+	if err := c.compile(); err != nil {
+		return nil, err
+	}
 	return c, c.validate()
 }
 
@@ -116,7 +133,7 @@ func (c *QuotaConfiguration) validate() error {
 // Engine is what the engine is made with. devices are the budget resources
 // that stand for devices.
 func (c *QuotaConfiguration) Engine(devices ...engine.Resource) []engine.Option {
-	var opts []engine.Option
+	opts := []engine.Option{engine.Devices(devices...)}
 	if c.QuotaCheckStrategy == "IgnoreUndeclared" {
 		opts = append(opts, engine.IgnoreUndeclared(devices...))
 	}

@@ -55,8 +55,13 @@ type claimRequest struct {
 
 // deviceFlavor is the flavor that a pod set was given for its devices, "" if
 // nothing was charged for devices.
-func deviceFlavor(given *kueue.PodSetAssignment) string {
+func (c *core) deviceFlavor(given *kueue.PodSetAssignment) string {
 	for _, r := range devices {
+		if f := given.Flavors[corev1.ResourceName(r)]; f != "" {
+			return string(f)
+		}
+	}
+	for _, r := range c.dimensions.Names() {
 		if f := given.Flavors[corev1.ResourceName(r)]; f != "" {
 			return string(f)
 		}
@@ -73,7 +78,7 @@ func (c *core) afford(wl *kueue.Workload, a *kueue.Admission, set string, ask cl
 		return pricing.Price{}, errWait
 	}
 	given := setOf(a, set)
-	flavor := deviceFlavor(given)
+	flavor := c.deviceFlavor(given)
 	if flavor == "" {
 		// Nothing was charged for devices, so none are given.
 		return pricing.Price{}, nil
@@ -103,7 +108,7 @@ func (c *core) afford(wl *kueue.Workload, a *kueue.Admission, set string, ask cl
 	}
 	all := amounts(others.Add(price))
 	for _, r := range devices {
-		if total, bounded := total(a, r); bounded && all[r] > total {
+		if total, bounded := c.total(a, r); bounded && all[r] > total {
 			return price, &overError{passing: true, text: fmt.Sprintf(
 				"Workload %s was admitted with %s %s in all, and with this pod its tickets would be for %s: it waits until claims of its other pods are released",
 				wl.Name, engine.FormatAmount(r, total), r, engine.FormatAmount(r, all[r]))}
@@ -128,13 +133,13 @@ func share(given *kueue.PodSetAssignment, r engine.Resource) (engine.Amount, boo
 }
 
 // total is what all sets were given of a resource.
-func total(a *kueue.Admission, r engine.Resource) (engine.Amount, bool) {
+func (c *core) total(a *kueue.Admission, r engine.Resource) (engine.Amount, bool) {
 	sum, bounded := engine.Amount(0), false
 	for i := range a.PodSetAssignments {
 		given := &a.PodSetAssignments[i]
 		q, listed := given.ResourceUsage[corev1.ResourceName(r)]
 		if !listed {
-			if deviceFlavor(given) != "" {
+			if c.deviceFlavor(given) != "" {
 				return 0, false
 			}
 			continue
@@ -275,7 +280,7 @@ func (c *core) outgrown(wl *kueue.Workload, a *kueue.Admission, set string, coun
 		}
 	}
 	claims, known := c.claimsAsked(wl, template)
-	flavor := deviceFlavor(given)
+	flavor := c.deviceFlavor(given)
 	if !known {
 		return ""
 	}

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -24,6 +25,10 @@ type core struct {
 	now    func() time.Time
 	engine *engine.Engine
 	fit    *fit.State
+	// dimensions are what budgets count beside devices, memory and cores;
+	// flavorOrder is the one that flavors are ordered by.
+	dimensions  *pricing.Dimensions
+	flavorOrder string
 
 	works     map[engine.WorkloadID]*work
 	queues    map[string]*kueue.ClusterQueue
@@ -48,6 +53,11 @@ type core struct {
 	prices map[string]priced
 	// sizes are the memory sizes of the cards.
 	sizes []int64
+	// published are the devices, by pool and name.
+	published map[[2]string]*pricing.Device
+	// scores order the flavors; orderDue says that they may have changed.
+	scores   map[engine.FlavorName]int64
+	orderDue bool
 
 	dirty map[engine.WorkloadID]struct{}
 	room  bool
@@ -94,9 +104,14 @@ type podFact struct {
 }
 
 func newCore(c *config.QuotaConfiguration) *core {
+	counted := slices.Clone(devices)
+	for _, name := range c.Pricing().Names() {
+		counted = append(counted, engine.Resource(name))
+	}
 	return &core{
-		now:       time.Now,
-		engine:    engine.New(c.Engine(devices...)...),
+		now:        time.Now,
+		engine:     engine.New(c.Engine(counted...)...),
+		dimensions: c.Pricing(), flavorOrder: c.FlavorOrder,
 		fit:       fit.New(fit.Policy(c.Placement)),
 		works:     map[engine.WorkloadID]*work{},
 		queues:    map[string]*kueue.ClusterQueue{},

@@ -18,6 +18,7 @@ func (c *core) decide() []engine.Decision {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.engine.Apply(engine.Tick{Now: c.now()})
+	c.reorder()
 	for _, id := range slices.Sorted(maps.Keys(c.dirty)) {
 		if w := c.works[id]; w != nil {
 			c.tellEngine(w)

@@ -242,6 +242,7 @@ func (c *core) released(id engine.WorkloadID) {
 
 func (c *core) applyQueue(o *kueue.ClusterQueue) {
 	q := translate.ClusterQueue(o)
+	c.orderFlavors(&q)
 	for _, g := range o.Spec.ResourceGroups {
 		for _, f := range g.Flavors {
 			if flavor := c.flavors[string(f.Name)]; flavor != nil && flavor.Spec.TopologyName != nil && q.Inactive == "" {
@@ -286,7 +287,7 @@ func (c *core) sawNode(o *corev1.Node) {
 // devicesChanged drops what was derived from devices and looks at everything
 // that waits once more.
 func (c *core) devicesChanged() {
-	c.fleets, c.sizes = nil, nil
+	c.fleets, c.sizes, c.published, c.orderDue = nil, nil, nil, true
 	c.repriceAll()
 	c.room = true
 }

@@ -32,7 +32,7 @@ const (
 	FieldOwner = "sluice-quota"
 )
 
-// devices are the budget resources that stand for devices.
+// devices are the budget resources that stand for devices and that tickets hold.
 var devices = []engine.Resource{pricing.ResourceDevices, pricing.ResourceMemory, pricing.ResourceCores}
 
 // HasGate says whether a pod waits at our gate.

@@ -280,7 +280,7 @@ func (c *core) ticketFor(ask claimRequest, wl *kueue.Workload, a *kueue.Admissio
 	return &ticket.Ticket{
 		Workload:  wl.Name,
 		Price:     price,
-		Pools:     c.pools(deviceFlavor(setOf(a, set)), node),
+		Pools:     c.pools(c.deviceFlavor(setOf(a, set)), node),
 		Exclusive: c.fit.Exclusive(id, ask.slot, pricing.DriverName),
 	}, nil
 }

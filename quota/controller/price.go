@@ -127,7 +127,7 @@ func (c *core) podSet(wl *kueue.Workload, set *kueue.PodSet) (engine.PodSet, fit
 		}
 		dearest = dearest.Max(p)
 		if !p.IsZero() {
-			to.ByFlavor[engine.FlavorName(name)] = amounts(p)
+			to.ByFlavor[engine.FlavorName(name)] = c.amountsOf(p)
 		}
 	}
 	if dearest.IsZero() && ours {
@@ -135,11 +135,22 @@ func (c *core) podSet(wl *kueue.Workload, set *kueue.PodSet) (engine.PodSet, fit
 		dearest.Devices = 1
 	}
 	if !dearest.IsZero() {
-		maps.Copy(to.Requests, amounts(dearest))
+		maps.Copy(to.Requests, c.amountsOf(dearest))
 	}
 	return to, place, nil
 }
 
+// amountsOf is a price in every dimension. Amounts of nothing are listed too:
+// whoever takes no cores still needs the flavor that the cores are of.
+func (c *core) amountsOf(p pricing.Price) engine.Amounts {
+	all := amounts(p)
+	for i, name := range c.dimensions.Names() {
+		all[engine.Resource(name)] = engine.Amount(p.More[i])
+	}
+	return all
+}
+
+// amounts is a price in the dimensions that tickets hold.
 func amounts(p pricing.Price) engine.Amounts {
 	return engine.Amounts{
 		pricing.ResourceDevices: engine.Amount(p.Devices),
@@ -179,9 +190,18 @@ func (c *core) fleet(flavor string) *pricing.Fleet {
 	if c.fleets == nil {
 		c.fleets = map[string]*pricing.Fleet{}
 	}
-	f := pricing.NewFleet(flavor, c.fit.Classes(), c.devicesOf(), func(node string) bool { return c.inFlavor(node, flavor) })
+	f := pricing.NewFleet(flavor, c.fit.Classes(), c.devicesOf(), func(node string) bool { return c.inFlavor(node, flavor) }, pricing.WithTariff(c.tariff(flavor)))
 	c.fleets[flavor] = f
 	return f
+}
+
+// tariff is how devices are priced in a flavor.
+func (c *core) tariff(flavor string) pricing.Tariff {
+	t := pricing.Tariff{Dimensions: c.dimensions, Flavor: flavor}
+	if f := c.flavors[flavor]; f != nil {
+		t.NodeLabels = f.Spec.NodeLabels
+	}
+	return t
 }
 
 // inFlavor says whether a node is one of a flavor's.

@@ -96,7 +96,10 @@ func (r *workloads) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resul
 	case reserved && wl.DeletionTimestamp != nil:
 		return r.depart(ctx, wl, v)
 	case reserved:
-		return ctrl.Result{}, r.protect(ctx, wl)
+		if err := r.protect(ctx, wl); err != nil {
+			return ctrl.Result{}, err
+		}
+		return ctrl.Result{}, r.correct(ctx, wl)
 	case v.admit != nil && wl.Generation != v.generation:
 		// The user changed the object meanwhile: what was decided is not what it
 		// asks for now. The new spec is on its way here.

@@ -86,15 +86,15 @@ func magnitude(n int64) uint64 {
 // Format prints an amount of a resource for people.
 type Format func(r Resource, a Amount) string
 
-// FormatAmount is the [Format] used unless another is given: cpu is held in
-// thousandths and printed as Kubernetes does ("1500m"), resources whose name
+// FormatAmount is the [Format] used unless another is given: what is held in
+// thousandths is printed as Kubernetes does ("1500m"), resources whose name
 // ends in "memory" or "storage" are bytes and printed in binary units ("20Gi"),
 // all others are plain numbers.
 func FormatAmount(r Resource, a Amount) string {
 	switch {
 	case a == Unlimited:
 		return "unlimited"
-	case r == "cpu":
+	case InThousandths(r):
 		if a%1000 == 0 {
 			return strconv.FormatInt(int64(a/1000), 10)
 		}

@@ -1,6 +1,9 @@
 package engine
 
-import "time"
+import (
+	"strings"
+	"time"
+)
 
 // Resource names a budget dimension, for example "nvidia.com/gpu-memory".
 type Resource string
@@ -8,6 +11,13 @@ type Resource string
 // Pods is counted by the engine itself: a queue that covers it is charged one
 // for every pod, whether or not a pod set asks for it.
 const Pods Resource = "pods"
+
+// InThousandths says whether amounts of a resource are held in thousandths: those
+// of cpu, as Kubernetes does, and of resources under quota.sluice.dev/, which
+// count parts of cards. All others are whole numbers.
+func InThousandths(r Resource) bool {
+	return r == "cpu" || strings.HasPrefix(string(r), "quota.sluice.dev/")
+}
 
 // FlavorName names a ResourceFlavor.
 type FlavorName string

@@ -66,6 +66,16 @@ func WithAdmissionFairSharing(c AdmissionFairSharing) Option {
 func IgnoreUndeclared(devices ...Resource) Option {
 	return func(o *options) {
 		o.ignoreUndeclared = true
+		Devices(devices...)(o)
+	}
+}
+
+// Devices names the resources that stand for devices: different measures of the
+// same thing, of which a queue covers those that it cares for. They are not held
+// against a workload in a queue that covers one of them, and in no other queue
+// are they ignored.
+func Devices(devices ...Resource) Option {
+	return func(o *options) {
 		o.devices = map[Resource]bool{}
 		for _, d := range devices {
 			o.devices[d] = true

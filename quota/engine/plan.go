@@ -125,10 +125,10 @@ func (e *Engine) mayIgnore(q *queue, ps *PodSet, r Resource) bool {
 	if !asksFor(ps, r) {
 		return true
 	}
-	if !e.opts.ignoreUndeclared {
-		return false
+	if e.opts.devices[r] {
+		return q.coversDevices
 	}
-	return !e.opts.devices[r] || q.coversDevices
+	return e.opts.ignoreUndeclared
 }
 
 func asksFor(ps *PodSet, r Resource) bool {

@@ -19,10 +19,10 @@ import (
 	"github.com/sluice-gpu/sluice/quota/engine"
 )
 
-// Amount is a quantity in the engine's unit: thousandths for cpu, otherwise
-// whole numbers, rounded up.
+// Amount is a quantity in the engine's unit: thousandths of what is held in
+// those, otherwise whole numbers, rounded up.
 func Amount(name corev1.ResourceName, q resource.Quantity) engine.Amount {
-	if name == corev1.ResourceCPU {
+	if engine.InThousandths(engine.Resource(name)) {
 		if q.CmpInt64(math.MaxInt64/1000) > 0 {
 			return engine.Unlimited
 		}
@@ -38,7 +38,7 @@ func Amount(name corev1.ResourceName, q resource.Quantity) engine.Amount {
 // resource.
 func Quantity(r engine.Resource, a engine.Amount) resource.Quantity {
 	switch {
-	case r == engine.Resource(corev1.ResourceCPU):
+	case engine.InThousandths(r):
 		return *resource.NewMilliQuantity(int64(a), resource.DecimalSI)
 	case strings.HasSuffix(string(r), "memory"), strings.HasSuffix(string(r), "storage"):
 		return *resource.NewQuantity(int64(a), resource.BinarySI)
