@@ -57,11 +57,11 @@ func stress(t *testing.T, program string, processes, threads, deaths int) map[st
 }
 
 // TestEveryByteComesBackWhenProcessesAreKilled kills processes with several
-// threads between the steps of a charge, thousands of times. The total is
+// threads between the steps of a charge, ten thousand times. The total is
 // never above the cap, always the sum of what the slots say, and zero when the
 // dead are collected.
 func TestEveryByteComesBackWhenProcessesAreKilled(t *testing.T) {
-	deaths := 3000
+	deaths := 10000
 	if testing.Short() {
 		deaths = 500
 	}
