@@ -42,6 +42,7 @@ $cc $cflags -I"$src/include" -DSLUICE_REAL_CUDA="\"$real\"" -DSLUICE_SHARES="\"$
     -o "$tmp/libsluice-cuda.so" \
     "$src"/src/lock.c "$src"/src/ledger.c "$src"/src/map.c "$src"/src/say.c "$src"/src/files.c \
     "$src"/src/elf_object.c "$src"/src/real.c "$src"/src/process.c "$src"/src/card.c "$src"/src/claim.c \
+    "$src"/src/gate.c "$src"/src/gate_clock.c "$src"/src/launch.c "$src"/src/cuda_launch.c \
     "$src"/src/cuda_start.c "$src"/src/cuda_context.c "$src"/src/cuda_memory.c "$src"/src/cuda_pool.c \
     "$src"/src/cuda_vmm.c "$src"/src/cuda_array.c "$src"/src/cuda_graph.c \
     -Wl,--no-as-needed "$tmp/real.so" -Wl,--as-needed

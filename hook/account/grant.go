@@ -19,6 +19,12 @@ type Grant struct {
 	// BusyFactor corrects the busy time that the share claims to the busy time
 	// that NVML saw, in millionths. 1e6 means that the claim is right.
 	BusyFactor uint32
+	// Gated says that launches are held to CoreRate. Where nothing of a card is
+	// guaranteed to anybody there is nothing to hold them to.
+	Gated bool
+	// Fallback is the rate while the heartbeat is old, in millionths of the
+	// card: what is guaranteed.
+	Fallback uint32
 	// Heartbeat is when the node wrote this, on CLOCK_MONOTONIC (no wall
 	// clock). UpdateGrant fills it in. A share whose heartbeat is old keeps
 	// only its guaranteed core time.
@@ -32,6 +38,10 @@ func (g Grant) encode(sequence uint32) []byte {
 	le.PutUint64(b[grantOffOverhead:], g.ContextOverhead)
 	le.PutUint32(b[grantOffCoreRate:], g.CoreRate)
 	le.PutUint32(b[grantOffBusyFactor:], g.BusyFactor)
+	if g.Gated {
+		le.PutUint32(b[grantOffGated:], 1)
+	}
+	le.PutUint32(b[grantOffFallback:], g.Fallback)
 	le.PutUint64(b[grantOffChecksum:], checksum(b[:grantOffChecksum]))
 	le.PutUint32(b[grantOffSequence:], sequence)
 	return b
@@ -53,6 +63,8 @@ func decodeGrant(b []byte) (Grant, uint32, error) {
 		ContextOverhead: le.Uint64(b[grantOffOverhead:]),
 		CoreRate:        le.Uint32(b[grantOffCoreRate:]),
 		BusyFactor:      le.Uint32(b[grantOffBusyFactor:]),
+		Gated:           le.Uint32(b[grantOffGated:]) != 0,
+		Fallback:        le.Uint32(b[grantOffFallback:]),
 		Heartbeat:       time.Duration(le.Uint64(b[grantOffHeartbeat:])),
 	}, sequence, nil
 }

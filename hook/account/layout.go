@@ -62,6 +62,8 @@ const (
 	grantOffOverhead   = 32
 	grantOffCoreRate   = 40
 	grantOffBusyFactor = 44
+	grantOffGated      = 48
+	grantOffFallback   = 52
 	grantOffChecksum   = 120
 
 	accountOffSlots   = 16
@@ -70,6 +72,12 @@ const (
 	accountOffRefused = 136
 	accountOffReaped  = 144
 	accountOffNext    = 152
+	accountOffTokens  = 192
+	accountOffFilled  = 200
+	accountOffBusy    = 208
+	accountOffCharged = 216
+	accountOffWaited  = 224
+	accountOffAsked   = 232
 	accountOffSlot    = 4096
 
 	slotOffApplied  = 0

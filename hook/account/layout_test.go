@@ -52,6 +52,8 @@ var mirrored = []struct {
 	{"offsetof(struct sluice_grant, context_overhead_bytes)", grantOffOverhead},
 	{"offsetof(struct sluice_grant, core_rate_ppm)", grantOffCoreRate},
 	{"offsetof(struct sluice_grant, busy_factor_ppm)", grantOffBusyFactor},
+	{"offsetof(struct sluice_grant, core_gated)", grantOffGated},
+	{"offsetof(struct sluice_grant, core_fallback_ppm)", grantOffFallback},
 	{"offsetof(struct sluice_grant, checksum)", grantOffChecksum},
 
 	{"sizeof(struct sluice_account)", accountSize},
@@ -64,6 +66,12 @@ var mirrored = []struct {
 	{"offsetof(struct sluice_account, refused)", accountOffRefused},
 	{"offsetof(struct sluice_account, reaped)", accountOffReaped},
 	{"offsetof(struct sluice_account, next_slot)", accountOffNext},
+	{"offsetof(struct sluice_account, core_tokens_ns)", accountOffTokens},
+	{"offsetof(struct sluice_account, core_filled_ns)", accountOffFilled},
+	{"offsetof(struct sluice_account, core_busy_ns)", accountOffBusy},
+	{"offsetof(struct sluice_account, core_charged_ns)", accountOffCharged},
+	{"offsetof(struct sluice_account, core_throttled_ns)", accountOffWaited},
+	{"offsetof(struct sluice_account, core_asked)", accountOffAsked},
 	{"offsetof(struct sluice_account, slot)", accountOffSlot},
 
 	{"sizeof(struct sluice_slot)", slotSize},

@@ -27,7 +27,9 @@
 
 /* Changes whenever the meaning of any byte below changes. Node and container
  * are served by one release, so there is no reader for an older version: a
- * process that finds another version refuses, closed. */
+ * process that finds another version refuses, closed. Reserved bytes are zero;
+ * one of them may get a meaning without a new version if zero means what there
+ * was before. */
 #define SLUICE_VERSION 1u
 
 #define SLUICE_LIMIT_MAGIC   0x314d494c494c5353ull /* "SSLILIM1" */
@@ -80,7 +82,9 @@ struct sluice_grant {
     uint64_t context_overhead_bytes; /* charged for each context when it is made */
     uint32_t core_rate_ppm;          /* SM time granted now, millionths of the card */
     uint32_t busy_factor_ppm;        /* true busy time over claimed busy time, millionths */
-    uint64_t reserved1[9];
+    uint32_t core_gated;             /* 0: launches pass freely, rates are not looked at */
+    uint32_t core_fallback_ppm;      /* the rate while the heartbeat is old; what is guaranteed */
+    uint64_t reserved1[8];
     uint64_t checksum; /* of all bytes before it, sequence read as 0 */
 };
 
@@ -91,7 +95,7 @@ struct sluice_slot {
     uint64_t record[2]; /* units held; the one of (applied & 1) is valid */
     uint32_t pid;       /* in the process's own PID namespace; only to be shown */
     uint32_t contexts;  /* live contexts; only to be shown */
-    uint64_t busy_ns;   /* GPU time claimed by this process; only grows */
+    uint64_t busy_ns;   /* SM time claimed by this process; only grows */
     /* What each live context was charged at least, units: tells the node which
      * of its grants this process has followed. Only to be shown. */
     uint64_t context_units;
@@ -117,7 +121,18 @@ struct sluice_account {
     uint64_t next_slot;  /* where the next process begins to look */
     uint64_t reserved3[4];
 
-    uint8_t reserved4[4096 - 3 * 64];
+    /* SM time, of all processes of the share, also of those that ended. What
+     * only grows is read by the node, which looks at how much it grew. See
+     * src/gate.h. */
+    int64_t core_tokens_ns;     /* may be used now; below zero: owed */
+    uint64_t core_filled_ns;    /* CLOCK_MONOTONIC up to which tokens were given */
+    uint64_t core_busy_ns;      /* grows: observed, not corrected by the busy factor */
+    uint64_t core_charged_ns;   /* grows: of that charged, after correction */
+    uint64_t core_throttled_ns; /* grows: launches waited for tokens for so long */
+    uint64_t core_asked;        /* grows: launches, and looks of those that wait */
+    uint64_t reserved4[2];
+
+    uint8_t reserved5[4096 - 4 * 64];
 
     struct sluice_slot slot[SLUICE_SLOTS];
 };

@@ -19,6 +19,9 @@ static bool of_context(struct entry *e, void *sum)
 static void context_emptied(struct card *c, CUcontext ctx, uint64_t overhead)
 {
     uint64_t sum[2] = {(uintptr_t)ctx, 0};
+    struct gate *g = __atomic_load_n(&c->gate, __ATOMIC_ACQUIRE);
+    if (g)
+        gate_forget(g, ctx);
     map_sweep(&process->pointers, of_context, sum);
     card_return(c, sum[1] + overhead);
     pools_settle(c);

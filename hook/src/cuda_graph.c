@@ -13,6 +13,7 @@
 #include <stdlib.h>
 
 #include "claim.h"
+#include "launch.h"
 #include "pool.h"
 #include "real.h"
 
@@ -210,12 +211,20 @@ CUresult cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream)
 
 CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream)
 {
-    return run(exec, stream, false, REAL(cuGraphLaunch));
+    struct launch l;
+    if (launch_free())
+        return run(exec, stream, false, REAL(cuGraphLaunch));
+    CUresult r = launch_begin(&l, exec, 1, 1, 1, stream_named(stream, false));
+    return r ? r : launch_end(&l, run(exec, stream, false, REAL(cuGraphLaunch)));
 }
 
 CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream)
 {
-    return run(exec, stream, true, REAL(cuGraphLaunch_ptsz));
+    struct launch l;
+    if (launch_free())
+        return run(exec, stream, true, REAL(cuGraphLaunch_ptsz));
+    CUresult r = launch_begin(&l, exec, 1, 1, 1, stream_named(stream, true));
+    return r ? r : launch_end(&l, run(exec, stream, true, REAL(cuGraphLaunch_ptsz)));
 }
 
 CUresult cuDeviceGraphMemTrim(CUdevice dev)

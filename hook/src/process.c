@@ -203,6 +203,21 @@ static CUresult attach_devices(void)
     return r;
 }
 
+/* Where a launch looks first. */
+static void find_gates(void)
+{
+    static const uint32_t never;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < process->cards; i++) {
+        const struct card *c = &process->card[i];
+        if (!c->whole)
+            process->gated[n++] = &process->share[c->share[0]].grant->core_gated;
+    }
+    if (!n)
+        process->gated[n++] = &never;
+    process->gates = n;
+}
+
 CUresult process_attach(void)
 {
     CUresult r = CUDA_SUCCESS;
@@ -215,6 +230,8 @@ CUresult process_attach(void)
             r = attach_devices();
         if (r)
             unload_shares();
+        else
+            find_gates();
         __atomic_store_n(&process->ready, !r, __ATOMIC_RELEASE);
     }
     lock_drop(&process->attaching);

@@ -13,13 +13,14 @@
 #include <stdbool.h>
 
 #include "cuda_abi.h"
+#include "gate.h"
 #include "ledger.h"
 #include "map.h"
 
 enum {
     MAX_SHARES = 64, /* of one container */
     MAX_CARDS = 64,
-    CARD_SHARES = 8, /* of one card in one container */
+    CARD_SHARES = GATE_SHARES, /* of one card in one container */
 };
 
 struct share {
@@ -51,10 +52,16 @@ struct card {
     uint32_t has_pools;   /* ever */
     uint32_t has_graphs;  /* ever, that take memory */
     uint64_t graph_units; /* charged for what graphs have reserved */
+
+    struct gate *gate; /* 0 until a launch was held to a rate */
 };
 
 struct process {
     uint32_t ready;
+    /* Of each card that is limited, whether its launches are: a word of its
+     * grant. The first one is never 0 once this process is attached. */
+    uint32_t gates;
+    const uint32_t *gated[MAX_CARDS];
     struct lock attaching; /* also keeps fork() out while a slot is taken */
     uint32_t shares, cards;
     struct share share[MAX_SHARES];
