@@ -73,20 +73,22 @@ static void read_grants(struct gate *g, uint64_t now)
 
 /* Of several processes that come at once, the one that moves the clock gives.
  * If it is killed in between, what it should have given is lost, which is at
- * most a window's. */
-static void fill(struct gate *g, uint64_t now)
+ * most a window's. A long kernel is charged at its end: what is granted while it
+ * runs, for `busy`, is for it, and does not run over. */
+static void fill(struct gate *g, uint64_t now, uint64_t busy)
 {
     struct sluice_account *a = account(g);
     uint64_t filled = __atomic_load_n(&a->core_filled_ns, __ATOMIC_RELAXED), to = now;
-    uint64_t most = parts(GATE_WINDOW, g->rate), owed = parts(GATE_DEBT, g->rate), give;
+    uint64_t window = GATE_WINDOW + min64(busy, GATE_DEBT);
+    uint64_t most = parts(window, g->rate), owed = parts(GATE_DEBT, g->rate), give;
     if (g->windows)
         to = now / GATE_WINDOW * GATE_WINDOW;
     if (filled == to)
         return;
     if (filled > now || !filled) /* new, or written by somebody who should not */
-        give = most / 5;
+        give = parts(GATE_WINDOW / 5, g->rate);
     else
-        give = parts(min64(to > filled ? to - filled : 0, GATE_WINDOW), g->rate);
+        give = parts(min64(to > filled ? to - filled : 0, window), g->rate);
     if (!give || !__atomic_compare_exchange_n(&a->core_filled_ns, &filled, to, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
         return;
     int64_t has = __atomic_load_n(&a->core_tokens_ns, __ATOMIC_RELAXED), next;
@@ -217,7 +219,7 @@ static bool elapsed(CUevent from, CUevent to, int64_t *ns)
     return true;
 }
 
-static void complete(struct gate *g, struct gate_lane *lane, struct gate_sample *s, uint64_t now)
+static uint64_t complete(struct gate *g, struct gate_lane *lane, struct gate_sample *s, uint64_t now)
 {
     int64_t since_last = 0, since_begin = 0, busy;
     bool by_last = elapsed(lane->last, s->end, &since_last);
@@ -244,14 +246,17 @@ static void complete(struct gate *g, struct gate_lane *lane, struct gate_sample 
     } else {
         put_event(lane, s->end);
     }
+    return ns;
 }
 
-/* Charges what is done. Streams keep their order: behind one that is not done
+/* Charges what is done, and tells how much; or for how long what is not done
+ * has been with the card, if that is more. Streams keep their order: behind one that is not done
  * nothing of its stream is. */
-static void harvest(struct gate *g, struct gate_lane *lane, uint64_t now)
+static uint64_t harvest(struct gate *g, struct gate_lane *lane, uint64_t now)
 {
     CUstream waits = 0;
     unsigned left = 0;
+    uint64_t busy = 0;
     for (unsigned i = 0; i < lane->samples; i++) {
         struct gate_sample s = lane->sample[i];
         if (left && s.stream == waits) {
@@ -263,19 +268,24 @@ static void harvest(struct gate *g, struct gate_lane *lane, uint64_t now)
             waits = s.stream;
             lane->sample[left++] = s;
         } else if (r == CUDA_SUCCESS) {
-            complete(g, lane, &s, now);
+            busy += complete(g, lane, &s, now);
         } else {
             charge(g, expected(g, s.cost));
             make_blind(g, s.stream, now);
         }
     }
     lane->samples = left;
+    if (left && now - lane->sample[0].launched > busy)
+        busy = now - lane->sample[0].launched;
+    return busy;
 }
 
-static void harvest_all(struct gate *g, uint64_t now)
+static uint64_t harvest_all(struct gate *g, uint64_t now)
 {
+    uint64_t busy = 0;
     for (struct gate_lane *lane = g->lanes; lane; lane = lane->next)
-        harvest(g, lane, now);
+        busy += harvest(g, lane, now);
+    return busy;
 }
 
 static struct gate_lane *lane_of(struct gate *g, CUcontext context)
@@ -386,8 +396,7 @@ void gate_enter(struct gate *g, struct gate_launch *l, uint64_t key, CUstream st
             break; /* the driver will say that there is no context */
         grow(&account(g)->core_asked, 1);
         read_grants(g, now);
-        harvest_all(g, now);
-        fill(g, now);
+        fill(g, now, harvest_all(g, now));
         l->blind = is_blind(g, stream, now);
         l->single = !is_known(g, key, &l->cost) && !l->blind;
         uint64_t ns = must_wait(g, l->lane, l, &throttled);

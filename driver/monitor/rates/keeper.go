@@ -37,10 +37,14 @@ type seen struct {
 	at      time.Duration
 	asked   time.Duration // when it was last seen to ask
 	held    time.Duration // when it was last seen to be throttled
-	busy    float64       // part of the time in which it had work on the card
+	busy    float64       // part of the time in which it had work on the card; rises at once
+	mean    float64       // the same, smoothed
 	factor  float64
 	claimed time.Duration // busy time when the factor was last looked at
 	looked  time.Duration
+	// What the factor is made of: recent time by NVML and by the account, as
+	// parts of the card's.
+	real, said float64
 }
 
 // FactorEvery is how often Utilization is worth calling: NVML samples some six
@@ -54,7 +58,7 @@ const (
 	hungry = 300 * time.Millisecond
 	// growth and slack are added to what a share was seen to use, so that it
 	// can grow until the next time.
-	growth, slack = 1.25, 0.05
+	growth, slack = 1.1, 0.02
 )
 
 // Tick takes what all shares of the node say at a time, which is on any clock
@@ -81,6 +85,7 @@ func (k *Keeper) Tick(now time.Duration, readings []Reading) map[string]Grant {
 		for i, r := range here {
 			shares[i] = Share{Guarantee: r.Guarantee, Hard: r.Hard, Wants: k.shares[r.Name].wants(now)}
 		}
+		k.together(here)
 		for i, rate := range Divide(shares) {
 			out[here[i].Name] = Grant{Rate: rate, BusyFactor: millionths(k.shares[here[i].Name].factor)}
 		}
@@ -103,6 +108,7 @@ func (s *seen) look(now time.Duration, t account.CoreTime) {
 	}
 	part := min(max(float64(t.Busy-s.time.Busy)/float64(passed), 0), 1)
 	s.busy = max(part, (s.busy+part)/2)
+	s.mean = (2*s.mean + part) / 3
 	s.time, s.at = t, now
 }
 
@@ -119,13 +125,34 @@ func (s *seen) wants(now time.Duration) float64 {
 	return 0
 }
 
+// together corrects the factors of a card's shares at once when what they claim
+// is more than a card has: it began to take turns between them. By how much
+// each of them is too high is for NVML to say.
+func (k *Keeper) together(here []Reading) {
+	const more = 1.1
+	sum := 0.0
+	for _, r := range here {
+		s := k.shares[r.Name]
+		sum += s.factor * s.mean
+	}
+	if sum < more {
+		return
+	}
+	for _, r := range here {
+		s := k.shares[r.Name]
+		s.factor = max(s.factor/sum, lowest)
+		s.said *= sum
+	}
+}
+
+// Few readings of NVML make a second, and each is rounded: a share that claimed
+// little says nothing about its factor.
+const little, lowest = 0.05, 0.02
+
 // Utilization takes what NVML says that shares really used, each as a part of
 // the card's time since the last call, and corrects their factors. Shares that
-// it does not name keep theirs. Few readings of NVML make a second, and each
-// is rounded: a share that claimed little says nothing about its factor, and
-// one reading moves it half way.
+// it does not name keep theirs.
 func (k *Keeper) Utilization(used map[string]float64) {
-	const little, lowest = 0.05, 0.02
 	for name, s := range k.shares {
 		passed, claimed := s.at-s.looked, s.time.Busy-s.claimed
 		s.looked, s.claimed = s.at, s.time.Busy
@@ -137,6 +164,7 @@ func (k *Keeper) Utilization(used map[string]float64) {
 		if part < little {
 			continue
 		}
-		s.factor = (s.factor + min(max(real/part, lowest), 1)) / 2
+		s.real, s.said = s.real/2+real, s.said/2+part
+		s.factor = min(max(s.real/s.said, lowest), 1)
 	}
 }
