@@ -132,7 +132,7 @@ func TestLimiterAsksTheSystemForLittle(t *testing.T) {
 	allowed := strings.Fields(`
 		__cxa_finalize __errno_location __register_atfork _ITM_deregisterTMCloneTable
 		_ITM_registerTMCloneTable __gmon_start__
-		dl_iterate_phdr syscall sched_yield clock_gettime getpid
+		dl_iterate_phdr syscall sched_yield clock_gettime nanosleep getpid
 		open read write close fcntl opendir readdir closedir mmap munmap madvise
 		malloc calloc free strdup
 		memcpy memset memcmp strcmp strlen strerror snprintf vsnprintf`)

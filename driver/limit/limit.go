@@ -146,13 +146,16 @@ func (l *Limiter) Files(dir string, s state.Share, contextOverhead uint64) error
 		lim.Memory = uint64(s.MemoryMi) << 20
 	}
 	const all = 1_000_000
-	grant := account.Grant{ContextOverhead: contextOverhead, CoreRate: all, BusyFactor: all}
+	// What holds until the monitor has looked: the guarantee, and without one
+	// nothing is held.
+	grant := account.Grant{ContextOverhead: contextOverhead, CoreRate: all, BusyFactor: all, Fallback: all}
 	if s.Cores > 0 {
 		lim.CorePolicy = account.CoresBurst
 		if s.CorePolicy == string(config.Hard) {
 			lim.CorePolicy = account.CoresHard
 		}
 		grant.CoreRate = uint32(s.Cores) * (all / 100)
+		grant.Fallback, grant.Gated = grant.CoreRate, true
 	}
 	return account.Create(dir, lim, grant)
 }

@@ -45,6 +45,7 @@ var (
 func (m *Monitor) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		shareUsed, shareNVML, shareLimit, shareAbove, sharePeak, shareRefused, shareCores, shareContexts, shareOverhead,
+		shareCoreSeconds, shareThrottled,
 		cardTotal, cardUsed, cardAllocated, cardCores, cardForeign, cardUtilization, cardTemperature, cardPower, reports,
 	} {
 		ch <- d
@@ -54,7 +55,7 @@ func (m *Monitor) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector with what the last look found.
 func (m *Monitor) Collect(ch chan<- prometheus.Metric) {
 	m.mu.Lock()
-	last := m.last
+	last, times := m.last, m.times
 	m.mu.Unlock()
 	ch <- prometheus.MustNewConstMetric(reports, prometheus.CounterValue, float64(last.above))
 	for _, s := range last.shares {
@@ -70,6 +71,9 @@ func (m *Monitor) Collect(ch chan<- prometheus.Metric) {
 		gauge(shareNVML, float64(s.nvml))
 		gauge(shareAbove, float64(s.above))
 		gauge(shareCores, float64(s.Cores))
+		if t, ok := times[s.Name]; ok {
+			collectCores(ch, t, labels)
+		}
 		if !s.read {
 			continue
 		}

@@ -2,7 +2,6 @@ package monitor
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"reflect"
@@ -69,12 +68,15 @@ type Monitor struct {
 	mu     sync.Mutex
 	memory memory
 	last   look
+	times  map[string]account.CoreTime // by share
+
+	granting sync.Mutex // grants have two loops, this one and that of cores
+	lock     *os.File
+	grants   map[string]*granted
 
 	// The rest belongs to the loop.
-	lock     *os.File
 	previous map[string]*shareSeen // the last look, by share
-	grants   map[string]*granted
-	unsteady map[string][]uint64 // by share: what was found in looks that were not steady
+	unsteady map[string][]uint64   // by share: what was found in looks that were not steady
 	above    map[string]*excess
 	foreign  map[string]time.Time // by card: since when
 	slowAt   time.Time
@@ -111,6 +113,7 @@ type shareSeen struct {
 	Share
 	pods       []Pod
 	containers []string
+	pids       []int
 	usage      account.Usage
 	read       bool // the account could be read
 	nvml       uint64
@@ -157,8 +160,9 @@ func (m *Monitor) Foreign(card string) bool {
 func (m *Monitor) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	wg.Go(func() { m.users.run(ctx) })
-	defer wg.Wait()
+	wg.Go(func() { newCores(m).run(ctx) })
 	defer m.unlock()
+	defer wg.Wait()
 	tick := time.NewTicker(m.cfg.Interval)
 	defer tick.Stop()
 	for {
@@ -318,6 +322,7 @@ func (m *Monitor) judge(ctx context.Context, g group, before map[string]account.
 	for i, s := range g.shares {
 		seen := found[s.Name]
 		seen.nvml = parts[i]
+		seen.pids = pids(g.processes)
 		for _, p := range g.processes {
 			if p.Container != "" && !slices.Contains(seen.containers, p.Container) {
 				seen.containers = append(seen.containers, p.Container)
@@ -355,6 +360,8 @@ func (m *Monitor) judge(ctx context.Context, g group, before map[string]account.
 	if steady {
 		m.learn(ctx, first, each)
 	}
+	m.granting.Lock()
+	defer m.granting.Unlock()
 	for _, s := range g.shares {
 		if g := m.grants[s.Name]; g != nil && each > g.ContextOverhead {
 			klog.FromContext(ctx).V(2).Info("Contexts take more of the card than they were charged", "share", s.Name, "claim", s.Claim,
@@ -368,15 +375,11 @@ func (m *Monitor) judge(ctx context.Context, g group, before map[string]account.
 // contexts live it is never lowered: what they were charged stays. Without any
 // it says what the next one will probably take.
 func (m *Monitor) grant(ctx context.Context, seen *shareSeen, now time.Time) {
-	g := m.grants[seen.Name]
+	m.granting.Lock()
+	defer m.granting.Unlock()
+	g := m.grantOf(ctx, seen.Share)
 	if g == nil {
-		read, err := account.ReadGrant(seen.Dir)
-		if err != nil {
-			klog.FromContext(ctx).V(4).Info("A grant cannot be read", "share", seen.Name, "err", err)
-			return
-		}
-		g = &granted{Grant: read}
-		m.grants[seen.Name] = g
+		return
 	}
 	if m.slow && seen.read && len(seen.usage.Processes) == 0 {
 		if start := m.Start(seen.Card); start != g.ContextOverhead && start != 0 {
@@ -387,14 +390,23 @@ func (m *Monitor) grant(ctx context.Context, seen *shareSeen, now time.Time) {
 	if now.Sub(g.written) < heartbeat {
 		return
 	}
-	if err := account.UpdateGrant(seen.Dir, g.Grant); err != nil {
-		// A share may be unprepared while it is looked at.
-		if !errors.Is(err, os.ErrNotExist) {
-			klog.FromContext(ctx).Error(err, "A grant was not written", "share", seen.Name)
-		}
-		return
+	m.writeGrant(ctx, seen.Share, g, now)
+}
+
+// grantOf is what a share's grant says, nil if that cannot be read; the caller
+// holds granting.
+func (m *Monitor) grantOf(ctx context.Context, s Share) *granted {
+	if g := m.grants[s.Name]; g != nil {
+		return g
 	}
-	g.written = now
+	read, err := account.ReadGrant(s.Dir)
+	if err != nil {
+		klog.FromContext(ctx).V(4).Info("A grant cannot be read", "share", s.Name, "err", err)
+		return nil
+	}
+	g := &granted{Grant: read}
+	m.grants[s.Name] = g
+	return g
 }
 
 // excess reports a group that holds more than its shares are, once until it is
@@ -469,6 +481,8 @@ func (m *Monitor) event(ctx context.Context, namespace string, pod Pod, text str
 
 // forget drops what is kept of shares that are gone.
 func (m *Monitor) forget(found map[string]*shareSeen) {
+	m.granting.Lock()
+	defer m.granting.Unlock()
 	for name := range m.grants {
 		if found[name] == nil {
 			delete(m.grants, name)
@@ -514,6 +528,13 @@ func (m *Monitor) save(ctx context.Context, changed bool) {
 
 // writer tells whether this monitor is the one that writes grants.
 func (m *Monitor) writer() bool {
+	m.granting.Lock()
+	defer m.granting.Unlock()
+	return m.writes()
+}
+
+// writes is writer for who holds granting.
+func (m *Monitor) writes() bool {
 	if m.lock != nil {
 		return true
 	}
@@ -530,6 +551,8 @@ func (m *Monitor) writer() bool {
 }
 
 func (m *Monitor) unlock() {
+	m.granting.Lock()
+	defer m.granting.Unlock()
 	if m.lock != nil {
 		_ = m.lock.Close()
 		m.lock = nil

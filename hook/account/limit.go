@@ -35,7 +35,8 @@ func (u UUID) String() string {
 type CorePolicy uint32
 
 const (
-	// CoresNone neither guarantees nor caps SM time.
+	// CoresNone guarantees nothing: the share has the time that others leave,
+	// which is all of it where nobody is guaranteed any.
 	CoresNone CorePolicy = 0
 	// CoresBurst guarantees CorePercent and lets the share use idle time.
 	CoresBurst CorePolicy = 1

@@ -47,6 +47,7 @@ typedef int CUlimit;
 typedef int CUmemAllocationHandleType;
 typedef int CUmemPool_attribute;
 typedef int CUstreamCaptureStatus;
+typedef int CUstreamCaptureMode;
 typedef int CUgraphNodeType;
 typedef int CUgraphMem_attribute;
 typedef struct CUexecAffinityParam_st CUexecAffinityParam;

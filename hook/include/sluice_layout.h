@@ -54,7 +54,7 @@
 #define SLUICE_LIMIT_WHOLE 1u /* the whole card: memory is not limited by us */
 
 /* limit.core_policy */
-#define SLUICE_CORES_NONE  0u /* no guarantee, no cap */
+#define SLUICE_CORES_NONE  0u /* no guarantee: the time that others leave */
 #define SLUICE_CORES_BURST 1u /* the guaranteed share, and time that is idle */
 #define SLUICE_CORES_HARD  2u /* never more than the guaranteed share */
 
