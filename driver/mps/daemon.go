@@ -1,0 +1,232 @@
+package mps
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/sluice-gpu/sluice/driver/state"
+)
+
+// Daemon is the MPS control daemon of one card.
+type Daemon struct {
+	// Card is the card's UUID.
+	Card string
+	// Dir is the daemon's folder, at the same path on the host.
+	Dir string
+	// DriverRoot is the folder of the host below which the NVIDIA driver's
+	// programs are.
+	DriverRoot string
+	// Proc is where procfs is mounted, of the host's PID namespace.
+	Proc string
+}
+
+func (d Daemon) pipe() string   { return filepath.Join(d.Dir, "pipe") }
+func (d Daemon) shm() string    { return filepath.Join(d.Dir, "shm") }
+func (d Daemon) logs() string   { return filepath.Join(d.Dir, "log") }
+func (d Daemon) record() string { return filepath.Join(d.Dir, "daemon.json") }
+
+// Log is where the daemon's output goes.
+func (d Daemon) Log() string { return filepath.Join(d.logs(), "daemon.log") }
+
+// record tells which process is the daemon. A PID alone does not: it may be
+// another process by now.
+type record struct {
+	PID   int    `json:"pid"`
+	Start uint64 `json:"start"` // clock ticks since boot
+}
+
+// Record notes that this very process, by its PID in Proc, is the daemon.
+func (d Daemon) Record() error {
+	pid := os.Getpid()
+	start, _, err := statOf(d.Proc, pid)
+	if err != nil {
+		return err
+	}
+	b, err := json.Marshal(record{PID: pid, Start: start})
+	if err != nil {
+		return err
+	}
+	return state.WriteFile(d.record(), b, 0o600)
+}
+
+// PID is the daemon's; 0 if it does not run.
+func (d Daemon) PID() int {
+	b, err := os.ReadFile(d.record())
+	if err != nil {
+		return 0
+	}
+	var r record
+	if err := json.Unmarshal(b, &r); err != nil || r.PID <= 0 {
+		return 0
+	}
+	start, zombie, err := statOf(d.Proc, r.PID)
+	if err != nil || zombie || start != r.Start {
+		return 0
+	}
+	return r.PID
+}
+
+func (d Daemon) running() bool { return d.PID() != 0 }
+
+// ready tells whether clients can connect: the daemon has made its socket.
+func (d Daemon) ready() bool {
+	info, err := os.Stat(filepath.Join(d.pipe(), "control"))
+	return err == nil && info.Mode()&os.ModeSocket != 0 && d.running()
+}
+
+// Environment is what the daemon and the program that speaks to it are given.
+// pipe and logs are where they see those folders.
+func (d Daemon) Environment(pipe, logs string) []string {
+	return []string{
+		"PATH=/usr/sbin:/usr/bin:/sbin:/bin",
+		"CUDA_VISIBLE_DEVICES=" + d.Card,
+		"CUDA_MPS_PIPE_DIRECTORY=" + pipe,
+		"CUDA_MPS_LOG_DIRECTORY=" + logs,
+	}
+}
+
+// start runs the daemon in a session of its own, which outlives this process.
+func (b *Backend) start(d Daemon) error {
+	// What a daemon left that died would be taken for the new one's.
+	for _, name := range []string{filepath.Join(d.pipe(), "control"), d.record()} {
+		if err := os.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	out, err := os.OpenFile(d.Log(), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o644)
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	program, args := b.cfg.Run(d, false)
+	cmd := exec.Command(program, args...)
+	cmd.Stdout, cmd.Stderr = out, out
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	go func() { _ = cmd.Wait() }() // while this process lives it is the parent
+	return nil
+}
+
+// wait returns when clients can connect, or says why they cannot.
+func (b *Backend) wait(ctx context.Context, d Daemon) error {
+	ctx, cancel := context.WithTimeout(ctx, b.cfg.Ready)
+	defer cancel()
+	for !d.ready() {
+		select {
+		case <-ctx.Done():
+			said, _ := os.ReadFile(d.Log())
+			return fmt.Errorf("is not ready after %s; it said: %s", b.cfg.Ready, lastLine(said))
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	return nil
+}
+
+func lastLine(b []byte) string {
+	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
+	if last := lines[len(lines)-1]; last != "" {
+		return last
+	}
+	return "nothing"
+}
+
+// Patience with a daemon that was told to quit.
+const patience = 5 * time.Second
+
+// stop ends the daemon and its servers. Containers have no clients any more.
+func (b *Backend) stop(ctx context.Context, d Daemon) error {
+	pid := d.PID()
+	if pid == 0 {
+		return nil
+	}
+	if _, err := b.Control(ctx, d, "quit"); err == nil && gone(ctx, d, pid) {
+		return nil
+	}
+	// It does not listen. What it started is in its session.
+	for _, p := range session(d.Proc, pid) {
+		if err := syscall.Kill(p, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+			return err
+		}
+	}
+	if !gone(ctx, d, pid) {
+		return fmt.Errorf("process %d does not end", pid)
+	}
+	return nil
+}
+
+func gone(ctx context.Context, d Daemon, pid int) bool {
+	for end := time.Now().Add(patience); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
+		if d.PID() != pid {
+			return true
+		}
+	}
+	return d.PID() != pid
+}
+
+// Control gives the daemon a command and returns what it answers.
+func (b *Backend) Control(ctx context.Context, d Daemon, command string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	program, args := b.cfg.Run(d, true)
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Stdin = strings.NewReader(command + "\n")
+	var out, said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &said
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("telling it %q: %w: %s", command, err, lastLine(said.Bytes()))
+	}
+	return strings.TrimSpace(out.String()), nil
+}
+
+// statOf reads /proc/<pid>/stat (proc_pid_stat(5)).
+func statOf(proc string, pid int) (start uint64, zombie bool, err error) {
+	fields, err := statFields(proc, pid)
+	if err != nil {
+		return 0, false, err
+	}
+	start, err = strconv.ParseUint(fields[19], 10, 64)
+	return start, fields[0] == "Z" || fields[0] == "X", err
+}
+
+// session lists the processes of the session that pid leads.
+func session(proc string, pid int) []int {
+	list, _ := os.ReadDir(proc)
+	var out []int
+	for _, e := range list {
+		p, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		if fields, err := statFields(proc, p); err == nil && fields[3] == strconv.Itoa(pid) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// statFields are those that follow the command's name, which may contain
+// anything: the state is the first, the session the fourth, the start time the
+// twentieth.
+func statFields(proc string, pid int) ([]string, error) {
+	b, err := os.ReadFile(filepath.Join(proc, strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return nil, err
+	}
+	fields := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
+	if len(fields) < 20 {
+		return nil, fmt.Errorf("%s/%d/stat has %d fields", proc, pid, len(fields))
+	}
+	return fields, nil
+}
