@@ -25,6 +25,7 @@ import (
 	"github.com/sluice-gpu/sluice/driver/enforce"
 	"github.com/sluice-gpu/sluice/driver/gpu"
 	"github.com/sluice-gpu/sluice/driver/limit"
+	"github.com/sluice-gpu/sluice/driver/mps"
 	"github.com/sluice-gpu/sluice/driver/plugin"
 )
 
@@ -47,6 +48,7 @@ type options struct {
 	limiterNVML      string
 	limiterGuard     string
 	limiterHook      string
+	mps              bool
 	listen           string
 	scanInterval     time.Duration
 	monitor          time.Duration
@@ -101,12 +103,15 @@ permission to open the card's device nodes.`,
 	f.StringVar(&o.limiterNVML, "limiter-nvml-lib", "", "library that stands in for libnvidia-ml in limited containers; empty: the driver's own")
 	f.StringVar(&o.limiterGuard, "limiter-guard", "", "object that is preloaded in limited containers; empty: none")
 	f.StringVar(&o.limiterHook, "limiter-hook", "", "sluice-cdi-hook in this image, which replaces driver libraries of a limited container's image by the limiter before it starts; it is copied to the host; empty: none")
+	f.BoolVar(&o.mps, "mps", true, "offer enforcement mps: start NVIDIA's MPS control daemon for cards with such shares; needs the host's PID namespace")
 	f.StringVar(&o.listen, "listen", ":9402", "address for /healthz, /readyz and /metrics; empty: none")
 	f.DurationVar(&o.scanInterval, "scan-interval", 2*time.Second, "time between two looks at the cards")
 	f.UintSliceVar(&o.benignXIDs, "benign-xids", benignXIDs(), "XID error events that say nothing about a card's health; any other takes the card out of service")
 	f.DurationVar(&o.monitor, "monitor-interval", 250*time.Millisecond, "time between two looks at what runs on the cards")
 	f.DurationVar(&o.reconcile, "reconcile-interval", 3*time.Minute, "time between two comparisons of prepared claims with the API server")
 	logsapi.AddFlags(logging, f)
+	cmd.AddCommand(daemonCommand(mps.LaunchCommand, "Becomes the MPS control daemon of a card, outside of this container", mps.Daemon.Launch))
+	cmd.AddCommand(daemonCommand(mps.ControlCommand, "Passes standard input to the MPS control daemon of a card", mps.Daemon.SpeakTo))
 	return cmd
 }
 
@@ -164,13 +169,17 @@ func run(ctx context.Context, o options) error {
 		ScanInterval:      o.scanInterval,
 		ReconcileInterval: o.reconcile,
 	}
+	c.Backends = map[config.Enforcement]enforce.Backend{}
+	if o.mps {
+		c.Backends[config.MPS] = mps.New(mps.Config{Dir: filepath.Join(pluginDir, "mps"), DriverRoot: o.driverRoot, Proc: "/proc", Cards: scanner})
+	}
 	c.Installed = []string{hook}
 	if o.limiterLib != "" {
 		l, err := limit.Install(limit.Sources{CUDA: o.limiterLib, NVML: o.limiterNVML, Guard: o.limiterGuard, Hook: o.limiterHook}, filepath.Join(pluginDir, "lib"))
 		if err != nil {
 			return fmt.Errorf("installing the limiter: %w", err)
 		}
-		c.Backends = map[config.Enforcement]enforce.Backend{config.Limiter: l}
+		c.Backends[config.Limiter] = l
 		c.Installed = append(c.Installed, l.Installed()...)
 	} else {
 		log.Info("No limiter: containers are told their share and not held to it (--limiter-lib is empty)")
@@ -187,6 +196,21 @@ func run(ctx context.Context, o options) error {
 	}
 	log.Info("Starting", "node", o.nodeName, "driver", driver.Name, "driverRoot", o.driverRoot, "nodeGroups", len(cfg.NodeGroups))
 	return d.Run(ctx)
+}
+
+// daemonCommand is one that the driver runs itself.
+func daemonCommand(name, short string, run func(mps.Daemon) error) *cobra.Command {
+	var d mps.Daemon
+	cmd := &cobra.Command{
+		Use: name, Short: short, Hidden: true, Args: cobra.NoArgs, SilenceUsage: true, SilenceErrors: true,
+		RunE: func(*cobra.Command, []string) error { return run(d) },
+	}
+	f := cmd.Flags()
+	f.StringVar(&d.Card, "card", "", "UUID of the card")
+	f.StringVar(&d.Dir, "dir", "", "the daemon's folder")
+	f.StringVar(&d.DriverRoot, "driver-root", "/", "folder of the host with the NVIDIA driver's programs")
+	f.StringVar(&d.Proc, "proc", "/proc", "procfs of the host's PID namespace")
+	return cmd
 }
 
 func benignXIDs() []uint {

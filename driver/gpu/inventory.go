@@ -88,21 +88,30 @@ func (s *Scanner) Library() nvml.Interface {
 func (s *Scanner) Scan() (Inventory, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.lib == nil {
-		lib, err := s.Open()
-		if err != nil {
-			return Inventory{}, err
-		}
-		if ret := lib.Init(); ret != nvml.SUCCESS {
-			return Inventory{}, fmt.Errorf("NVML does not start: %s: %w", describe(ret), ErrUnavailable)
-		}
-		s.lib = lib
+	if err := s.open(); err != nil {
+		return Inventory{}, err
 	}
 	inv, err := s.scan()
 	if err != nil {
 		s.shut()
 	}
 	return inv, err
+}
+
+// open opens the library if it is not; the caller holds mu.
+func (s *Scanner) open() error {
+	if s.lib != nil {
+		return nil
+	}
+	lib, err := s.Open()
+	if err != nil {
+		return err
+	}
+	if ret := lib.Init(); ret != nvml.SUCCESS {
+		return fmt.Errorf("NVML does not start: %s: %w", describe(ret), ErrUnavailable)
+	}
+	s.lib = lib
+	return nil
 }
 
 // alive asks for one more reference to the library and gives it back: a

@@ -244,7 +244,7 @@ func (m *Monitor) look(ctx context.Context) error {
 		}
 		var processes []Process
 		for _, p := range c.Processes {
-			if o, ok := owner[p.PID]; ok {
+			if o, ok := owner[p.PID]; ok && !o.Server {
 				processes = append(processes, Process{PID: p.PID, Memory: p.Memory, Owner: o})
 			}
 		}

@@ -229,6 +229,23 @@ func TestTwoMonitorsOfANodeDoNotWriteTheSameGrant(t *testing.T) {
 	other.unlock()
 }
 
+// TestAnMPSServerIsNoStranger: it runs on the card for the shares there.
+func TestAnMPSServerIsNoStranger(t *testing.T) {
+	b := newBench(t, 1<<30)
+	for _, group := range []string{"0::/sluice-mps\n", "0::/../../../sluice-mps\n", "4:pids:/nodes/n1/sluice-mps\n"} {
+		if err := os.WriteFile(filepath.Join(b.cfg.Proc, "43", "cgroup"), []byte(group), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		b.use = []gpu.Use{{UUID: cardUUID, Processes: []gpu.ProcessUse{{PID: 43, Memory: 1 << 20}}}}
+		if err := b.look(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := b.last.cards[0].foreign; len(got) != 0 {
+			t.Errorf("%q: foreign %v", group, got)
+		}
+	}
+}
+
 func TestProcessesOfNoPodAreStrangersAfterAWhile(t *testing.T) {
 	b := newBench(t, 10<<30)
 	b.use = []gpu.Use{{UUID: cardUUID, Processes: []gpu.ProcessUse{{PID: 43, Memory: 1}, {PID: 44, Memory: 1}}}}

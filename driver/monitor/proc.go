@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/sluice-gpu/sluice/cdi"
+	"github.com/sluice-gpu/sluice/driver/mps"
+	"github.com/sluice-gpu/sluice/hook/account"
 )
 
 // Owner tells whose a process is, as far as the kernel knows.
@@ -20,6 +22,9 @@ type Owner struct {
 	Pod types.UID
 	// Container is the container's name in the pod; empty where unknown.
 	Container string
+	// Server tells that it is an MPS server, which runs for the shares of its card
+	// and is none of theirs.
+	Server bool
 	// Shares are the names of the shares whose files it has mounted.
 	Shares []string
 }
@@ -44,6 +49,17 @@ func podOf(cgroup []byte) types.UID {
 	return ""
 }
 
+// serverIn tells whether /proc/<pid>/cgroup is that of an MPS daemon or server,
+// which are in a group of their own beside those of pods.
+func serverIn(cgroup []byte) bool {
+	for line := range bytes.Lines(cgroup) {
+		if path.Base(string(bytes.TrimSpace(line))) == mps.Group {
+			return true
+		}
+	}
+	return false
+}
+
 // containerOf reads /proc/<pid>/mountinfo (proc_pid_mountinfo(5)). The kubelet
 // keeps the container's termination log in a folder that is named after it;
 // the shares' files are mounted in folders with their names.
@@ -58,7 +74,7 @@ func containerOf(mountinfo []byte, pod types.UID) (container string, shares []st
 		if _, rest, ok := strings.Cut(root, inPods); ok && container == "" {
 			container, _, _ = strings.Cut(rest, "/")
 		}
-		if path.Base(at) == "account" && path.Dir(path.Dir(at)) == cdi.SharesDir {
+		if name := path.Base(at); (name == account.AccountFile || name == mps.ShareFile) && path.Dir(path.Dir(at)) == cdi.SharesDir {
 			shares = append(shares, path.Base(path.Dir(at)))
 		}
 	}
@@ -89,7 +105,7 @@ func (o *owners) of(pids []int) map[int]Owner {
 		}
 		have, ok := o.known[pid]
 		if !ok || have.cgroup != string(cgroup) {
-			have = owned{cgroup: string(cgroup), Owner: Owner{Pod: podOf(cgroup)}}
+			have = owned{cgroup: string(cgroup), Owner: Owner{Pod: podOf(cgroup), Server: serverIn(cgroup)}}
 			if have.Pod != "" {
 				mounts, err := os.ReadFile(filepath.Join(dir, "mountinfo"))
 				if err != nil {

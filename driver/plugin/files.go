@@ -189,7 +189,7 @@ func (f *files) settle(ctx context.Context, cp *state.Checkpoint) error {
 			continue
 		}
 		var live []enforce.Share
-		for _, c := range cp.Claims() {
+		for _, c := range cp.HeldBy(string(by)) {
 			for _, s := range c.Shares {
 				if enforcementOf(s) == by {
 					live = append(live, f.share(c.UID, s))
@@ -201,6 +201,17 @@ func (f *files) settle(ctx context.Context, cp *state.Checkpoint) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// settlers tells whether any prepared share is held by a backend that has
+// something to settle.
+func (f *files) settlers(cp *state.Checkpoint) bool {
+	for by, b := range f.backends {
+		if _, ok := b.(enforce.Settler); ok && len(cp.HeldBy(string(by))) > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // remove takes a claim's files away; files that are not there are no error.

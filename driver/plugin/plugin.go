@@ -199,6 +199,7 @@ func (d *Driver) Run(ctx context.Context) error {
 	}
 	go d.reconcileLoop(ctx)
 	go d.accountsLoop(ctx)
+	go d.tendLoop(ctx)
 	if d.monitor != nil {
 		var watch sync.WaitGroup
 		defer watch.Wait()

@@ -71,6 +71,34 @@ func (d *Driver) settleBackends(ctx context.Context, cp *state.Checkpoint) {
 	}
 }
 
+// tendInterval is the time between two looks at what backends have running
+// beside containers.
+const tendInterval = 2 * time.Second
+
+// tendLoop has backends mend what died.
+func (d *Driver) tendLoop(ctx context.Context) {
+	tick := time.NewTicker(tendInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		cp, err := d.store.Look()
+		if err != nil || !d.files.settlers(cp) {
+			continue
+		}
+		err = d.store.Update(func(cp *state.Checkpoint) error {
+			d.settleBackends(ctx, cp)
+			return nil
+		})
+		if err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "What holds shares cannot be tended; trying again", "every", tendInterval)
+		}
+	}
+}
+
 // reconcileLoop releases claims whose Unprepare never came.
 func (d *Driver) reconcileLoop(ctx context.Context) {
 	gone := map[types.UID]state.Claim{}

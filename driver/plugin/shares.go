@@ -51,7 +51,22 @@ func (d *Driver) sharesOf(claim *resourceapi.ResourceClaim, plan *slicing.Plan) 
 		}
 		shares = append(shares, s)
 	}
-	return shares, nil
+	return shares, alone(shares)
+}
+
+// alone refuses claims with a share that MPS holds and others: what joins a
+// program to one daemon and what limits it there are variables and paths of its
+// container, of which there is one set.
+func alone(shares []state.Share) error {
+	if len(shares) < 2 {
+		return nil
+	}
+	for _, s := range shares {
+		if enforcementOf(s) == config.MPS {
+			return fmt.Errorf("request %s: a share with enforcement mps must be the only one of its claim, and of its container: a program is a client of one MPS daemon, which has one card, and has one limit there; ask for one larger share", s.Request)
+		}
+	}
+	return nil
 }
 
 func shareOf(r resourceapi.DeviceRequestAllocationResult, pool string, plan *slicing.Plan) (state.Share, error) {
@@ -122,7 +137,15 @@ func consumed(r resourceapi.DeviceRequestAllocationResult, name resourceapi.Qual
 // unprepared yet. The scheduler counts a share free once its claim is gone
 // from the API; on a node that was cut off, or after a forced deletion, its
 // containers may still run. The kubelet asks again, so waiting is enough.
+//
+// It also refuses a card to MPS and to something else at once: MPS takes the card
+// for its clients alone.
 func fits(cp *state.Checkpoint, claim *resourceapi.ResourceClaim, shares []state.Share, plan *slicing.Plan) error {
+	for _, s := range shares {
+		if err := oneEnforcement(cp, claim, s); err != nil {
+			return err
+		}
+	}
 	type sum struct{ memory, cores int64 }
 	asked := map[string]sum{}
 	for _, s := range shares {
@@ -158,4 +181,22 @@ func offered(plan *slicing.Plan) string {
 		out += c.Device
 	}
 	return out
+}
+
+func oneEnforcement(cp *state.Checkpoint, claim *resourceapi.ResourceClaim, s state.Share) error {
+	if s.Admin {
+		return nil
+	}
+	by := enforcementOf(s)
+	for _, c := range cp.On(s.Device) {
+		for _, other := range c.Shares {
+			has := enforcementOf(other)
+			if c.UID == claim.UID || other.Device != s.Device || other.Admin || (by == config.MPS) == (has == config.MPS) {
+				continue
+			}
+			return fmt.Errorf("device %s: the share is to be held by %s and %s/%s has one there that is held by %s: while MPS serves a card, only its clients can use it; keep cards apart by a node group or a DeviceClass for each enforcement; trying again until it is unprepared",
+				s.Device, by, c.Namespace, c.Name, has)
+		}
+	}
+	return nil
 }

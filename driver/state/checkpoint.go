@@ -28,7 +28,8 @@ type Checkpoint struct {
 	BootID string
 
 	claims map[types.UID]Claim
-	held   map[string]*holding // by device
+	held   map[string]*holding           // by device
+	by     map[string]map[types.UID]bool // claims by what holds their shares
 	// before are the claims that were changed since the last save, as they
 	// were then; nil for one that was not there.
 	before map[types.UID]*Claim
@@ -82,7 +83,7 @@ type Share struct {
 
 // New returns a checkpoint without claims.
 func New(bootID string) *Checkpoint {
-	return &Checkpoint{BootID: bootID, claims: map[types.UID]Claim{}, held: map[string]*holding{}, before: map[types.UID]*Claim{}}
+	return &Checkpoint{BootID: bootID, claims: map[types.UID]Claim{}, held: map[string]*holding{}, by: map[string]map[types.UID]bool{}, before: map[types.UID]*Claim{}}
 }
 
 // Len is the number of claims.
@@ -135,6 +136,10 @@ func (c *Checkpoint) set(claim Claim) {
 	c.unset(claim.UID)
 	c.claims[claim.UID] = claim
 	for _, s := range claim.Shares {
+		if c.by[s.Enforcement] == nil {
+			c.by[s.Enforcement] = map[types.UID]bool{}
+		}
+		c.by[s.Enforcement][claim.UID] = true
 		if s.Admin {
 			continue
 		}
@@ -151,6 +156,7 @@ func (c *Checkpoint) set(claim Claim) {
 
 func (c *Checkpoint) unset(uid types.UID) {
 	for _, s := range c.claims[uid].Shares {
+		delete(c.by[s.Enforcement], uid)
 		h := c.held[s.Device]
 		if s.Admin || h == nil {
 			continue
@@ -181,6 +187,26 @@ func (c *Checkpoint) clone() *Checkpoint {
 	out := New(c.BootID)
 	for _, claim := range c.claims {
 		out.set(claim)
+	}
+	return out
+}
+
+// HeldBy are the claims with a share whose Enforcement is that, in order.
+func (c *Checkpoint) HeldBy(enforcement string) []Claim { return c.pick(c.by[enforcement]) }
+
+// On are the claims that hold something of a device, in order.
+func (c *Checkpoint) On(device string) []Claim {
+	h := c.held[device]
+	if h == nil {
+		return nil
+	}
+	return c.pick(h.claims)
+}
+
+func (c *Checkpoint) pick(uids map[types.UID]bool) []Claim {
+	var out []Claim
+	for _, uid := range slices.Sorted(maps.Keys(uids)) {
+		out = append(out, c.claims[uid])
 	}
 	return out
 }

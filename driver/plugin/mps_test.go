@@ -1,0 +1,137 @@
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	specs "tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/sluice-gpu/sluice/driver"
+	"github.com/sluice-gpu/sluice/driver/config"
+	"github.com/sluice-gpu/sluice/driver/enforce"
+	"github.com/sluice-gpu/sluice/driver/mps"
+)
+
+// daemons stands for the MPS backend: it remembers which cards have one.
+type daemons struct {
+	mu      sync.Mutex
+	cards   map[string]bool
+	settled []string
+	fails   error
+}
+
+func (d *daemons) Prepare(_ context.Context, s enforce.Share) (enforce.Result, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.fails != nil {
+		return enforce.Result{}, d.fails
+	}
+	d.cards[s.Cards[0]] = true
+	if err := os.MkdirAll(s.Dir, 0o755); err != nil {
+		return enforce.Result{}, err
+	}
+	return enforce.Result{Edits: specs.ContainerEdits{Env: []string{"HELD_BY=mps"}}}, os.WriteFile(filepath.Join(s.Dir, mps.ShareFile), nil, 0o644)
+}
+
+func (d *daemons) There(enforce.Share) bool { return true }
+func (d *daemons) InUse(enforce.Share) bool { return false }
+func (d *daemons) Settle(_ context.Context, live []enforce.Share) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var names []string
+	d.cards = map[string]bool{}
+	for _, s := range live {
+		d.cards[s.Cards[0]] = true
+		names = append(names, s.Device)
+	}
+	d.settled = append(d.settled, fmt.Sprint(names))
+	return nil
+}
+
+func (d *daemons) running() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.cards)
+}
+
+// byMPS asks for enforcement mps.
+func (n *node) byMPS(c *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
+	c.Status.Allocation.Devices.Config = []resourceapi.DeviceAllocationConfiguration{{
+		Source: resourceapi.AllocationConfigSourceClaim,
+		DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+			Driver:     driver.Name,
+			Parameters: runtime.RawExtension{Raw: []byte(`{"apiVersion":"gpu.sluice.dev/v1alpha1","kind":"SliceConfig","enforcement":"mps"}`)},
+		}},
+	}}
+	n.update(c)
+	return c
+}
+
+func (n *node) withMPS() (*instance, *daemons) {
+	n.enforce = true
+	backend := &daemons{cards: map[string]bool{}}
+	c := n.instanceConfig()
+	c.Backends[config.MPS] = backend
+	return n.startWith(c), backend
+}
+
+func TestACardIsHeldByMPSOrBySomethingElse(t *testing.T) {
+	n := newNode(t, a100, a100)
+	d, _ := n.withMPS()
+	limited := n.claim("limited", share{card: 0, memory: "1Gi"})
+	served := n.byMPS(n.claim("served", share{card: 1, memory: "1Gi"}))
+	d.mustPrepare(limited, served)
+	d.refused(n.byMPS(n.claim("a", share{card: 0, memory: "1Gi"})), "held by mps", "team/limited", "held by limiter", "trying again")
+	d.refused(n.claim("b", share{card: 1, memory: "1Gi"}), "held by limiter", "team/served", "held by mps")
+	d.mustPrepare(n.byMPS(n.claim("c", share{card: 1, memory: "1Gi"})), n.claim("d", share{card: 0, memory: "1Gi"}))
+	d.unprepare(limited)
+	d.mustPrepare(n.claim("monitor", share{device: driver.MonitorDevice, admin: true})) // holds nothing
+}
+
+func TestAShareByMPSIsTheOnlyOneOfItsClaim(t *testing.T) {
+	n := newNode(t, a100, a100)
+	d, backend := n.withMPS()
+	d.refused(n.byMPS(n.claim("two", share{card: 0, memory: "1Gi"}, share{card: 1, memory: "1Gi"})), "only one of its claim")
+	if backend.running() != 0 {
+		t.Error("a daemon was started for a claim that was refused")
+	}
+}
+
+func TestADaemonIsTendedAsLongAsItHasShares(t *testing.T) {
+	n := newNode(t, a100)
+	d, backend := n.withMPS()
+	c := n.byMPS(n.claim("c", share{card: 0, memory: "1Gi"}))
+	d.mustPrepare(c)
+	if s := n.spec(c); !strings.Contains(strings.Join(s.Devices[0].ContainerEdits.Env, " "), "HELD_BY=mps") {
+		t.Errorf("containers get %v", s.Devices[0].ContainerEdits.Env)
+	}
+	backend.mu.Lock()
+	backend.cards = map[string]bool{} // it died
+	backend.mu.Unlock()
+	eventually(t, "the daemon's return", func() bool { return backend.running() == 1 })
+	d.unprepare(c)
+	if backend.running() != 0 {
+		t.Error("the daemon runs without shares")
+	}
+	if left := n.leftovers(); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+func TestAShareWhoseDaemonDoesNotStartLeavesNothing(t *testing.T) {
+	n := newNode(t, a100)
+	d, backend := n.withMPS()
+	backend.fails = errors.New("no nvidia-cuda-mps-control")
+	d.refused(n.byMPS(n.claim("c", share{card: 0, memory: "1Gi"})), device(0), "no nvidia-cuda-mps-control")
+	if left := n.leftovers(); len(left) > 0 || d.checkpoint().Len() != 0 {
+		t.Errorf("left: %v, %d claims", left, d.checkpoint().Len())
+	}
+}
