@@ -119,11 +119,16 @@ func (b *Backend) start(d Daemon) error {
 	return nil
 }
 
-// wait returns when clients can connect, or says why they cannot.
+// wait returns when the daemon answers, so that clients can connect, or says why they cannot.
 func (b *Backend) wait(ctx context.Context, d Daemon) error {
 	ctx, cancel := context.WithTimeout(ctx, b.cfg.Ready)
 	defer cancel()
-	for !d.ready() {
+	for {
+		if d.ready() {
+			if _, err := b.Control(ctx, d, "get_server_list"); err == nil {
+				return nil
+			}
+		}
 		select {
 		case <-ctx.Done():
 			said, _ := os.ReadFile(d.Log())
@@ -131,7 +136,6 @@ func (b *Backend) wait(ctx context.Context, d Daemon) error {
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
-	return nil
 }
 
 func lastLine(b []byte) string {

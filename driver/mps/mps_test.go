@@ -62,7 +62,9 @@ func standIn() {
 		}
 		line, _ := bufio.NewReader(c).ReadString('\n')
 		line = strings.TrimSpace(line)
-		tell(dir, line)
+		if line != "get_server_list" {
+			tell(dir, line)
+		}
 		_, _ = fmt.Fprintln(c, "ok")
 		_ = c.Close()
 		if line == "quit" && os.Getenv("STANDIN_DEAF") == "" {

@@ -2,7 +2,7 @@
 # Builds the simulated NVIDIA libraries and programs with gcc alone:
 #   build.sh OUTDIR [DRIVER_VERSION]
 # leaves in OUTDIR lib{cuda,nvidia-ml}.so.VERSION with their SONAME links,
-# the other driver libraries (empty), nvidia-smi, fakegpuctl and cudaprobe.
+# the other driver libraries (empty), nvidia-smi, nvidia-cuda-mps-control, fakegpuctl and cudaprobe.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 out=$1
@@ -41,6 +41,9 @@ cd "$here/src"
 $cc $flags -o "$out/fakegpuctl" ctl.c $common
 # shellcheck disable=SC2086
 $cc $flags -o "$out/nvidia-smi" smi.c -ldl
+# It runs in the driver's root alone, which has no C library.
+# shellcheck disable=SC2086
+$cc $flags -static -o "$out/nvidia-cuda-mps-control" mps.c
 
 # The libraries that come with a driver and that only have to be there.
 for name in libnvidia-ptxjitcompiler libcudadebugger; do

@@ -91,7 +91,12 @@ func (in *Installed) installDriver() error {
 	if err := symlink("libcuda.so.1", filepath.Join(in.LibDir(), "libcuda.so")); err != nil {
 		return err
 	}
-	return copyFile(filepath.Join(in.DriverRoot, "usr/bin/nvidia-smi"), filepath.Join(in.built, "nvidia-smi"), 0o755)
+	for _, program := range []string{"nvidia-smi", "nvidia-cuda-mps-control"} {
+		if err := copyFile(filepath.Join(in.DriverRoot, "usr/bin", program), filepath.Join(in.built, program), 0o755); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (in *Installed) installDevices() error {

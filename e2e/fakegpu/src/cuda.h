@@ -115,6 +115,8 @@ bool cu_ctx_valid(CUcontext ctx);
 struct CUctx_st *cu_ctx_new(CUdevice dev, int card, unsigned flags);
 /* Gives life to it: the card pays. */
 CUresult cu_ctx_up(struct CUctx_st *c);
+/* Makes the process a client of MPS, where it has to be one to use the card. */
+CUresult cu_mps(int card);
 /* Ends it and all that is its own. */
 void cu_ctx_down(struct CUctx_st *c);
 /* Returns when all work of the process on the card is done. */

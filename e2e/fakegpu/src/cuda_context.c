@@ -55,6 +55,9 @@ CUresult cu_ctx_up(struct CUctx_st *c)
 	fg_faults_read(fg_p->fg.dir, &faults);
 	if (faults.unloaded || faults.lost[c->card])
 		return CUDA_ERROR_DEVICE_UNAVAILABLE;
+	const CUresult r = cu_mps(c->card);
+	if (r)
+		return r;
 	if (!fg_mem_take(&fg_p->fg, c->card, fg_p->fg.node.context_bytes))
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	fg_contexts_add(&fg_p->fg, c->card, 1);

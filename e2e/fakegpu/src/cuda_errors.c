@@ -40,6 +40,7 @@ static const struct {
 	R(CUDA_ERROR_NOT_PERMITTED, "operation not permitted"),
 	R(CUDA_ERROR_NOT_SUPPORTED, "operation not supported"),
 	R(CUDA_ERROR_SYSTEM_NOT_READY, "system not yet initialized"),
+	R(CUDA_ERROR_MPS_CONNECTION_FAILED, "MPS client failed to connect to the MPS control daemon or the MPS server"),
 	R(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "operation not permitted when stream is capturing"),
 	R(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, "operation failed due to a previous error during capture"),
 	R(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, "capture was not initiated in this stream"),

@@ -1,6 +1,8 @@
 /* libnvidia-ml: what a card is: names, numbers, modes. */
 #include "nvml.h"
 
+#include <unistd.h>
+
 #include <stdio.h>
 
 ML_API nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t d, char *name, unsigned int length)
@@ -69,6 +71,8 @@ ML_API nvmlReturn_t nvmlDeviceGetVbiosVersion(nvmlDevice_t d, char *version, uns
 	return r ? r : ml_text(version, length, "96.00.00.00.01");
 }
 
+#define COMPUTE_EXCLUSIVE_PROCESS 3
+
 /* One number out of the card's description. */
 static nvmlReturn_t number(nvmlDevice_t d, unsigned *out, unsigned (*get)(nvmlDevice_t, const struct fg_card_desc *))
 {
@@ -106,7 +110,27 @@ NUMBER(nvmlDeviceGetBoardId, d->card << 8)
 NUMBER(nvmlDeviceGetPersistenceMode, 1)
 NUMBER(nvmlDeviceGetDisplayMode, 0)
 NUMBER(nvmlDeviceGetDisplayActive, 0)
-NUMBER(nvmlDeviceGetComputeMode, 0)
+NUMBER(nvmlDeviceGetComputeMode, ml_fg.st->card[d->card].exclusive ? COMPUTE_EXCLUSIVE_PROCESS : 0)
+
+ML_API nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t d, unsigned int mode)
+{
+	const struct fg_card_desc *desc;
+	nvmlReturn_t r = ml_device(d, &desc);
+
+	if (!r && geteuid() != 0)
+		r = NVML_ERROR_NO_PERMISSION;
+	if (!r)
+		r = ml_attach();
+	if (r)
+		return r;
+	if (mode != 0 && mode != COMPUTE_EXCLUSIVE_PROCESS)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	struct fg_card *c = &ml_fg.st->card[d->card];
+	fg_lock(&ml_fg, c);
+	fg_set(c, &c->exclusive, mode != 0);
+	fg_unlock(&ml_fg, c);
+	return NVML_SUCCESS;
+}
 NUMBER(nvmlDeviceGetPerformanceState, 0)
 NUMBER(nvmlDeviceGetPowerManagementMode, 1)
 NUMBER(nvmlDeviceGetPowerManagementLimit, c->power_limit)

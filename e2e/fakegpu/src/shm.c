@@ -350,8 +350,10 @@ bool fg_mem_take(struct fg *f, int card, uint64_t bytes)
 		fg_reap(f, c);
 		ok = bytes <= room && taken(f, card) <= room - bytes;
 	}
+	struct fg_slotcard *s = fg_mine(f, c);
+	if (f->limit[card] && (bytes > f->limit[card] || s->mem > f->limit[card] - bytes))
+		ok = false;
 	if (ok) {
-		struct fg_slotcard *s = fg_mine(f, c);
 		fg_set(c, &c->mem, c->mem + bytes);
 		fg_set(c, &s->mem, s->mem + bytes);
 	}

@@ -111,6 +111,7 @@ struct fg_card {
 	word present[FG_SLOT_WORDS]; /* slots with anything on this card */
 	word active[FG_SLOT_WORDS];  /* slots with work queued */
 	struct fg_mig mig;
+	word exclusive;   /* compute mode EXCLUSIVE_PROCESS: MPS clients alone have contexts */
 	struct fg_bucket bucket[FG_BUCKETS];
 	struct fg_slotcard s[FG_SLOTS];
 	struct fg_log log[FG_LOG];
@@ -143,6 +144,7 @@ struct fg {
 	int slot;         /* -1 until attached */
 	int gi[FG_MAX_CARDS], ci[FG_MAX_CARDS]; /* 1 + our instances; 0: the card */
 	word client;
+	uint64_t limit[FG_MAX_CARDS]; /* most that we may take of a card as an MPS client; 0: all */
 	char dir[256], dev[256];
 	dev_t fd_dev;
 	ino_t fd_ino;
