@@ -26,6 +26,7 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/sluice-gpu/sluice/cdi"
@@ -221,5 +222,9 @@ func (b *Backend) end(ctx context.Context, d Daemon) error {
 			return fmt.Errorf("compute mode DEFAULT: %w", err)
 		}
 	}
+	// A driver that started after the daemon has the daemon's memory mounted, too.
+	// Where it is not, RemoveAll is all there is to do: what other namespaces have
+	// mounted on a folder goes with the folder.
+	_ = unix.Unmount(d.shm(), unix.MNT_DETACH)
 	return os.RemoveAll(d.Dir)
 }
