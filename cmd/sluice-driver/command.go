@@ -121,12 +121,13 @@ func run(ctx context.Context, o options) error {
 	if o.nodeName == "" {
 		return fmt.Errorf("the name of the node is not known: set --node-name or NODE_NAME")
 	}
-	cfg, err := config.Load(o.config)
+	client, err := newClient(o.kubeconfig)
 	if err != nil {
 		return err
 	}
-	client, err := newClient(o.kubeconfig)
+	file, cfg, err := config.Open(o.config)
 	if err != nil {
+		plugin.ReportConfiguration(ctx, client, o.nodeName, "", err)
 		return err
 	}
 	pluginDir := filepath.Join(o.kubeletDir, "plugins", driver.Name)
@@ -160,6 +161,7 @@ func run(ctx context.Context, o options) error {
 		CDIDir:            o.cdiDir,
 		BootIDFile:        o.bootIDFile,
 		Configuration:     cfg,
+		File:              file,
 		Source:            scanner,
 		Use:               scanner,
 		MonitorInterval:   o.monitor,

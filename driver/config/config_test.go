@@ -62,10 +62,23 @@ func TestWrongConfigurationsAreRefusedWithPathAndReason(t *testing.T) {
 		"cores over a card": {head + "nodeGroups:\n- name: a\n  cores: 101\n", "nodeGroups[0].cores"},
 		"cores of all slices over a card": {head + "nodeGroups:\n- name: a\n  mode: fixed\n  slices: 4\n  cores: 30\n",
 			"make 120 percent of a card; the largest guarantee is 25"},
-		"empty device selector": {head + "nodeGroups:\n- name: a\n  deviceSelector: {}\n", "nodeGroups[0].deviceSelector.product: Required"},
-		"broken glob":           {head + "nodeGroups:\n- name: a\n  deviceSelector: {product: \"A[\"}\n", "nodeGroups[0].deviceSelector.product"},
-		"label name":            {head + "nodeGroups:\n- name: a\n  nodeSelector: {\"a b\": x}\n", "nodeGroups[0].nodeSelector"},
-		"label value":           {head + "nodeGroups:\n- name: a\n  nodeSelector: {a: \"x y\"}\n", "nodeGroups[0].nodeSelector"},
+		"empty device selector":  {head + "nodeGroups:\n- name: a\n  deviceSelector: {}\n", "nodeGroups[0].deviceSelector: Required"},
+		"broken glob":            {head + "nodeGroups:\n- name: a\n  deviceSelector: {product: \"A[\"}\n", "nodeGroups[0].deviceSelector.product"},
+		"no selector of devices": {head + "nodeGroups:\n- name: a\n  deviceSelector: {cel: \"device.driver\"}\n", "must evaluate to bool"},
+		"default in fixed":       {head + "nodeGroups:\n- name: a\n  mode: fixed\n  slices: 2\n  defaultMemory: 1Gi\n", "nodeGroups[0].defaultMemory: Invalid value: \"1Gi\": belongs to mode dynamic"},
+		"default too small":      {head + "nodeGroups:\n- name: a\n  defaultMemory: 1Mi\n", "nodeGroups[0].defaultMemory: Invalid value: \"1Mi\": must be at least 256Mi"},
+		"negative reserve":       {head + "nodeGroups:\n- name: a\n  reserve: -1Gi\n", "nodeGroups[0].reserve: Invalid value: \"-1Gi\": must be 0 or more"},
+		"reserve no quantity":    {head + "nodeGroups:\n- name: a\n  reserve: some\n", "nodeGroups[0].reserve"},
+		"undersubscription":      {head + "nodeGroups:\n- name: a\n  oversubscription: 0.5\n", "nodeGroups[0].oversubscription: Invalid value: \"500m\": must be a number from 1 to 16"},
+		"much oversubscription":  {head + "nodeGroups:\n- name: a\n  oversubscription: 17\n", "from 1 to 16"},
+		"fine oversubscription":  {head + "nodeGroups:\n- name: a\n  oversubscription: 1.0005\n", "in steps of 0.001"},
+		"whole oversubscribed":   {head + "nodeGroups:\n- name: a\n  mode: whole\n  oversubscription: 2\n", "belongs to modes dynamic and fixed"},
+		"core policy not known":  {head + "nodeGroups:\n- name: a\n  corePolicy: soft\n", "nodeGroups[0].corePolicy: Unsupported value: \"soft\""},
+		"hard without cores":     {head + "nodeGroups:\n- name: a\n  corePolicy: hard\n", "nodeGroups[0].cores: Invalid value: 0: with corePolicy hard"},
+		"enforcement not known":  {head + "nodeGroups:\n- name: a\n  enforcement: honour\n", "nodeGroups[0].enforcement: Unsupported value"},
+		"instances of no MIG":    {head + "nodeGroups:\n- name: a\n  enforcement: mig\n", "mode mig and enforcement mig go together"},
+		"label name":             {head + "nodeGroups:\n- name: a\n  nodeSelector: {\"a b\": x}\n", "nodeGroups[0].nodeSelector"},
+		"label value":            {head + "nodeGroups:\n- name: a\n  nodeSelector: {a: \"x y\"}\n", "nodeGroups[0].nodeSelector"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := Decode([]byte(tc.yaml))
@@ -76,6 +89,19 @@ func TestWrongConfigurationsAreRefusedWithPathAndReason(t *testing.T) {
 				t.Errorf("error is\n%v\nwant it to contain\n%s", err, tc.want)
 			}
 		})
+	}
+}
+
+func TestNumbersAreReadHoweverTheyAreWritten(t *testing.T) {
+	for _, text := range []string{"1.5", `"1.5"`, "1500m"} {
+		c, err := Decode([]byte(head + "nodeGroups:\n- {name: a, oversubscription: " + text + ", reserve: 1Gi, defaultMemory: 10Gi}\n"))
+		if err != nil {
+			t.Errorf("%s: %v", text, err)
+			continue
+		}
+		if g := c.NodeGroups[0]; g.Factor() != 1500 || g.ReserveMi() != 1024 || g.DefaultMemoryMi() != 10240 {
+			t.Errorf("%s: factor %d, reserve %d, default %d", text, g.Factor(), g.ReserveMi(), g.DefaultMemoryMi())
+		}
 	}
 }
 

@@ -1,10 +1,10 @@
 package config
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
-	"path"
 	"slices"
 	"strings"
 
@@ -43,13 +43,16 @@ func Load(name string) (*DriverConfiguration, error) {
 	if err != nil {
 		return nil, fmt.Errorf("driver configuration %s: %w", name, err)
 	}
+	c.name = name
 	return c, nil
 }
 
 // Decode parses YAML or JSON. Unknown and repeated fields are errors: a
 // misspelt field would silently offer cards in another way than was meant.
-// The result has defaults filled in and is valid.
+// The result has defaults filled in and is valid. Errors that are about a
+// field are of type Error.
 func Decode(data []byte) (*DriverConfiguration, error) {
+	text := readDocument(data)
 	var meta metav1.TypeMeta
 	if err := yaml.Unmarshal(data, &meta); err != nil {
 		return nil, err
@@ -61,17 +64,59 @@ func Decode(data []byte) (*DriverConfiguration, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &DriverConfiguration{}
+	c := &DriverConfiguration{text: text}
 	unknown, err := kjson.UnmarshalStrict(js, c)
-	if err := errors.Join(append(unknown, err)...); err != nil {
+	var wrong *json.UnmarshalTypeError
+	switch {
+	case errors.As(err, &wrong):
+		return nil, Error{text.wrongType(wrong)}
+	case err != nil:
 		return nil, err
 	}
+	var problems Error
+	for _, err := range unknown {
+		var fe kjson.FieldError
+		path := ""
+		if errors.As(err, &fe) {
+			path = fe.FieldPath()
+		}
+		problems = append(problems, text.problem(path, err.Error()))
+	}
+	if len(problems) > 0 {
+		return nil, problems
+	}
 	setDefaults(c)
-	if errs := Validate(c); len(errs) > 0 {
-		return nil, errs.ToAggregate()
+	for _, err := range Validate(c) {
+		problems = append(problems, text.problem(err.Field, err.Error()))
+	}
+	if len(problems) > 0 {
+		return nil, problems
 	}
 	return c, nil
 }
+
+// Wrong says that the configuration does not add up, though each field may be
+// as it should: where is a node group's name and field, reason is for people.
+func (c *DriverConfiguration) Wrong(group, fieldPath string, reason error) error {
+	path := ""
+	if i := slices.IndexFunc(c.NodeGroups, func(g NodeGroup) bool { return g.Name == group }); i >= 0 {
+		path = field.NewPath("nodeGroups").Index(i).String() + "." + fieldPath
+	}
+	where := "driver configuration"
+	if c.name != "" {
+		where += " " + c.name
+	}
+	return &wrong{text: where + ": " + c.text.problem(path, reason.Error()).String(), reason: reason}
+}
+
+// wrong is a reason with the place that it is about.
+type wrong struct {
+	text   string
+	reason error
+}
+
+func (w *wrong) Error() string { return w.text }
+func (w *wrong) Unwrap() error { return w.reason }
 
 func setDefaults(c *DriverConfiguration) {
 	c.APIVersion, c.Kind = GroupVersion, Kind
@@ -114,7 +159,7 @@ func Validate(c *DriverConfiguration) field.ErrorList {
 		names[g.Name] = true
 		errs = append(errs, validateNodeSelector(g.NodeSelector, at.Child("nodeSelector"))...)
 		if s := g.DeviceSelector; s != nil {
-			errs = append(errs, validateDeviceSelector(*s, at.Child("deviceSelector"))...)
+			errs = append(errs, validateDeviceSelector(s, at.Child("deviceSelector"))...)
 		}
 		if g.Cores < 0 || g.Cores > 100 {
 			errs = append(errs, field.Invalid(at.Child("cores"), g.Cores, "is a percentage of one card, 0 to 100"))
@@ -194,16 +239,6 @@ func validateNodeSelector(selector map[string]string, at *field.Path) field.Erro
 		}
 	}
 	return errs
-}
-
-func validateDeviceSelector(s DeviceSelector, at *field.Path) field.ErrorList {
-	if s.Product == "" {
-		return field.ErrorList{field.Required(at.Child("product"), `an empty selector would match nothing in particular; leave deviceSelector out to take all cards`)}
-	}
-	if _, err := path.Match(s.Product, ""); err != nil {
-		return field.ErrorList{field.Invalid(at.Child("product"), s.Product, "is not a well-formed glob")}
-	}
-	return nil
 }
 
 func validateUncut(g NodeGroup, at *field.Path, instead string) field.ErrorList {

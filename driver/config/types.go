@@ -28,6 +28,10 @@ type DriverConfiguration struct {
 	// card. A card that no group wants is not offered. Without any group all
 	// cards are offered in mode dynamic.
 	NodeGroups []NodeGroup `json:"nodeGroups,omitempty"`
+
+	// name and text are the file that it was read from, for messages.
+	name string
+	text document
 }
 
 // NodeGroup offers the cards of some nodes in one way.
@@ -79,13 +83,6 @@ type NodeGroup struct {
 	// Enforcement is for shares whose claim and class name none. Default
 	// limiter, and mig in mode mig.
 	Enforcement Enforcement `json:"enforcement,omitempty"`
-}
-
-// DeviceSelector matches cards.
-type DeviceSelector struct {
-	// Product is a glob ("*", "?", "[a-c]") over the whole product name as
-	// the driver reports it, for example "NVIDIA A100*".
-	Product string `json:"product,omitempty"`
 }
 
 // Mode is how the cards of a group are cut.

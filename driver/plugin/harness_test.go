@@ -79,10 +79,9 @@ func newNode(t testing.TB, models ...gpus.Config) *node {
 	n.client = fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "node-uid", Labels: map[string]string{"gpu-type": "a100"}}})
 	// The API server makes the names that the fake one leaves empty.
 	var made atomic.Int64
-	n.client.PrependReactor("create", "resourceslices", func(a clienttesting.Action) (bool, runtime.Object, error) {
-		s := a.(clienttesting.CreateAction).GetObject().(*resourceapi.ResourceSlice)
-		if s.Name == "" {
-			s.Name = fmt.Sprintf("%s%05d", s.GenerateName, made.Add(1))
+	n.client.PrependReactor("create", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		if o, ok := a.(clienttesting.CreateAction).GetObject().(metav1.Object); ok && o.GetName() == "" {
+			o.SetName(fmt.Sprintf("%s%05d", o.GetGenerateName(), made.Add(1)))
 		}
 		return false, nil, nil
 	})

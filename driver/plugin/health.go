@@ -52,6 +52,9 @@ func (h *health) update(plan *slicing.Plan, now time.Time) {
 		}
 		set(c.Device, kubeletplugin.HealthStatusHealthy, "")
 	}
+	for _, c := range plan.Unwanted { // nothing is wrong with them, and shares of before may be in use
+		set(c.Device, kubeletplugin.HealthStatusHealthy, "")
+	}
 	if len(plan.Cards) > 0 {
 		set(driver.MonitorDevice, kubeletplugin.HealthStatusHealthy, "")
 	}

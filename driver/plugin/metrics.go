@@ -15,6 +15,7 @@ type metrics struct {
 	scanFails prometheus.Counter
 	pubFails  prometheus.Counter
 	memory    *prometheus.GaugeVec
+	refused   prometheus.Gauge
 }
 
 func newMetrics(r prometheus.Registerer, look func() (*state.Checkpoint, error)) *metrics {
@@ -36,9 +37,13 @@ func newMetrics(r prometheus.Registerer, look func() (*state.Checkpoint, error))
 			Name: "sluice_driver_device_memory_bytes",
 			Help: "Memory of the card that can be given out.",
 		}, []string{"device", "uuid", "product", "group"}),
+		refused: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "sluice_driver_configuration_refused",
+			Help: "1 while the configuration was changed to one that cannot be used; the last good one is in use then.",
+		}),
 	}
 	if r != nil {
-		r.MustRegister(m.prepare, m.scanFails, m.pubFails, m.memory, preparedClaims{look})
+		r.MustRegister(m.prepare, m.scanFails, m.pubFails, m.memory, m.refused, preparedClaims{look})
 	}
 	return m
 }
@@ -52,6 +57,13 @@ func (m *metrics) prepared(start time.Time, err error) {
 }
 
 func (m *metrics) scanFailed() { m.scanFails.Inc() }
+
+func (m *metrics) configurationRefused(is bool) {
+	m.refused.Set(0)
+	if is {
+		m.refused.Set(1)
+	}
+}
 
 func (m *metrics) publishFailed() { m.pubFails.Inc() }
 

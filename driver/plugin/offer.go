@@ -43,6 +43,7 @@ func (d *Driver) look(ctx context.Context) error {
 		return err
 	}
 	inv, err := d.cfg.Source.Scan()
+	well := err == nil && len(inv.Missing) == 0
 	switch {
 	case errors.Is(err, gpu.ErrUnavailable):
 		// A node without a driver is a node with nothing to offer.
@@ -50,19 +51,20 @@ func (d *Driver) look(ctx context.Context) error {
 		inv = gpu.Inventory{}
 	case err != nil:
 		return err
-	case len(inv.Missing) == 0:
-		d.complained = ""
 	}
 	for _, m := range inv.Missing {
 		d.complain(ctx, errors.New(m))
 	}
-	plan, err := slicing.Make(inv.GPUs, labels, d.cfg.Configuration)
-	if err != nil {
-		return err
+	plan, err := d.planFor(ctx, inv.GPUs, labels)
+	if err != nil && d.plan() == nil {
+		return err // at start the configuration is refused as a whole
+	}
+	if well && err == nil {
+		d.complained = ""
 	}
 	d.occupied(ctx, plan)
 	d.adopt(ctx, plan, inv)
-	return nil
+	return err
 }
 
 // occupied marks cards that somebody else hands out or uses, so that none is
@@ -96,11 +98,14 @@ func (d *Driver) occupied(ctx context.Context, plan *slicing.Plan) {
 // adopt makes the plan the current one and publishes it if it differs.
 func (d *Driver) adopt(ctx context.Context, plan *slicing.Plan, inv gpu.Inventory) {
 	log := klog.FromContext(ctx)
-	if !sameGPUs(d.inventory, inv) || d.plan() == nil {
+	changed := !sameGPUs(d.inventory, inv) || d.plan() == nil
+	if changed {
 		if d.cfg.OnCards != nil {
 			d.cfg.OnCards()
 		}
 		d.inventory = inv
+	}
+	if changed || !samePolicy(d.plan(), plan) {
 		for _, c := range plan.Cards {
 			log.Info("Card offered", "device", c.Device, "uuid", c.UUID, "pci", c.PCIBusID, "product", c.ProductName,
 				"group", c.Group, "memoryMi", c.MemoryMi, "sliceMi", c.SliceMi, "unfit", c.Unfit)
@@ -113,6 +118,16 @@ func (d *Driver) adopt(ctx context.Context, plan *slicing.Plan, inv gpu.Inventor
 	d.health.update(plan, time.Now())
 	d.metrics.cards(plan)
 	d.publish(ctx, plan)
+}
+
+// samePolicy tells whether two plans for the same cards offer them in the same
+// way.
+func samePolicy(a, b *slicing.Plan) bool {
+	same := func(a, b slicing.Card) bool {
+		a.Unfit, b.Unfit = nil, nil
+		return a == b
+	}
+	return slices.EqualFunc(a.Cards, b.Cards, same) && slices.EqualFunc(a.Unwanted, b.Unwanted, same)
 }
 
 func sameGPUs(a, b gpu.Inventory) bool {
@@ -133,7 +148,7 @@ func (d *Driver) nodeLabels(ctx context.Context) (map[string]string, error) {
 		}
 		return nil, fmt.Errorf("reading the labels of node %s: %w", d.cfg.NodeName, err)
 	}
-	d.labels, d.labelsAt = node.Labels, time.Now()
+	d.labels, d.labelsAt, d.nodeUID = node.Labels, time.Now(), node.UID
 	cards := node.Status.Allocatable[pluginResource]
 	d.devicePlugin = cards.Sign() > 0
 	if d.labels == nil {

@@ -59,7 +59,10 @@ type Config struct {
 	// /proc.
 	Proc string
 
+	// Configuration is what the driver begins with, File where changes of it
+	// are to be found. Nil: it never changes.
 	Configuration *config.DriverConfiguration
+	File          *config.File
 	Source        gpu.Source
 	Edits         Edits
 	// Backends hold shares to their size, each in its way. Without a limiter
@@ -125,6 +128,14 @@ type Driver struct {
 	labels     map[string]string
 	labelsAt   time.Time
 	complained string
+	// configuration is in use; pending was read later and did not fit the
+	// cards when it was tried last; refused is what was said about that, misfit what
+	// was said about the one in use.
+	configuration *config.DriverConfiguration
+	pending       *config.DriverConfiguration
+	refused       string
+	misfit        string
+	nodeUID       types.UID
 	// devicePlugin tells that the node's status offers cards as well.
 	devicePlugin bool
 	unfit        map[string]string // reasons by device, as logged
@@ -133,7 +144,7 @@ type Driver struct {
 // New prepares an instance without starting it.
 func New(cfg Config) *Driver {
 	cfg.setDefaults()
-	d := &Driver{cfg: cfg, health: newHealth(cfg.NodeName)}
+	d := &Driver{cfg: cfg, configuration: cfg.Configuration, health: newHealth(cfg.NodeName)}
 	d.files = &files{
 		sharesDir: filepath.Join(cfg.PluginDir, sharesName),
 		cdiDir:    cfg.CDIDir,
@@ -170,6 +181,7 @@ func (d *Driver) Run(ctx context.Context) error {
 	if err := d.look(ctx); err != nil {
 		var misfit slicing.Misfit
 		if errors.As(err, &misfit) {
+			ReportConfiguration(ctx, d.cfg.KubeClient, d.cfg.NodeName, d.nodeUID, err)
 			return err
 		}
 		d.complain(ctx, err)

@@ -109,8 +109,10 @@ func shareOf(r resourceapi.DeviceRequestAllocationResult, pool string, plan *sli
 	}
 	// The allocator rounds to whole Mi; what it did not round is not given.
 	s.MemoryMi = memory / gpu.Mi
-	if s.MemoryMi > card.LargestMi {
-		return s, fmt.Errorf("a share of %dMi: the most that one share of the card may take is %dMi", s.MemoryMi, card.LargestMi)
+	// The card may be cut in another way since the claim was allocated, so what
+	// counts is what it has, not the sizes that are offered now.
+	if s.MemoryMi > card.UsableMi() {
+		return s, fmt.Errorf("a share of %dMi, and the card has %dMi", s.MemoryMi, card.UsableMi())
 	}
 	if s.Cores, err = consumed(r, driver.CapacityCores); err != nil {
 		return s, err
@@ -158,12 +160,13 @@ func fits(cp *state.Checkpoint, claim *resourceapi.ResourceClaim, shares []state
 		a.cores += s.Cores
 		asked[s.Device] = a
 		memory, cores := cp.Held(s.Device, claim.UID)
-		if a.memory > card.MemoryMi || a.cores > driver.AllCores {
-			return fmt.Errorf("device %s: the claim takes %dMi and %d cores, the card has %dMi and %d", s.Device, a.memory, a.cores, card.MemoryMi, driver.AllCores)
+		most := max(card.MemoryMi, card.UsableMi())
+		if a.memory > most || a.cores > driver.AllCores {
+			return fmt.Errorf("device %s: the claim takes %dMi and %d cores, the card has %dMi and %d", s.Device, a.memory, a.cores, most, driver.AllCores)
 		}
-		if memory+a.memory > card.MemoryMi || cores+a.cores > driver.AllCores {
+		if memory+a.memory > most || cores+a.cores > driver.AllCores {
 			return fmt.Errorf("device %s: the claim takes %dMi and %d cores, but of %dMi and %d cores %dMi and %d are still held on this node by %v, whatever the API says of them; trying again until they are unprepared",
-				s.Device, a.memory, a.cores, card.MemoryMi, driver.AllCores, memory, cores, cp.Holders(s.Device, claim.UID))
+				s.Device, a.memory, a.cores, most, driver.AllCores, memory, cores, cp.Holders(s.Device, claim.UID))
 		}
 	}
 	return nil

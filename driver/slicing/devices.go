@@ -8,6 +8,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/utils/ptr"
@@ -48,6 +49,22 @@ func (p *Plan) Devices() []resourceapi.Device {
 		out = append(out, c.device())
 	}
 	return append(out, p.monitor())
+}
+
+// selectable is the card as selectors of node groups see it: what does not
+// depend on the group.
+func (c Card) selectable() cel.Device {
+	a := attributes(driver.TypeGPU, c.Device, c.GPU, c.Position, false)
+	delete(a, "oversubscribed")
+	return cel.Device{
+		Driver:                   driver.Name,
+		AllowMultipleAllocations: ptr.To(true),
+		Attributes:               a,
+		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+			driver.CapacityMemory: {Value: mi(c.UsableMi())},
+			driver.CapacityCores:  {Value: *resource.NewQuantity(driver.AllCores, resource.DecimalSI)},
+		},
+	}
 }
 
 func (c Card) device() resourceapi.Device {

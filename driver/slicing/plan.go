@@ -10,7 +10,8 @@
 package slicing
 
 import (
-	"path"
+	"cmp"
+	"sync"
 
 	"github.com/sluice-gpu/sluice/driver/config"
 	"github.com/sluice-gpu/sluice/driver/gpu"
@@ -54,7 +55,8 @@ type Unfit struct {
 	Key string
 	// Reason is one sentence for people.
 	Reason string
-	// Busy tells that nothing is wrong with the card: somebody else has it.
+	// Busy tells that nothing is wrong with the card: somebody else has it, or
+	// the configuration is wrong.
 	Busy bool
 }
 
@@ -69,7 +71,7 @@ type Plan struct {
 	// Cards are in PCI order.
 	Cards []Card
 	// Unwanted are cards that no node group selects; they are not offered.
-	Unwanted []gpu.GPU
+	Unwanted []Card
 
 	byDevice map[string]int
 }
@@ -92,41 +94,62 @@ func (p *Plan) Occupy(device, key, reason string) {
 }
 
 // Make applies the configuration to the cards of a node with the given
-// labels. It fails when a group's slices do not fit on a card it selects;
-// the error names the largest size that does.
+// labels. A Misfit says that the configuration does not add up for one of them;
+// there is a plan all the same, in which nothing is placed on such cards.
 func Make(gpus []gpu.GPU, nodeLabels map[string]string, cfg *config.DriverConfiguration) (*Plan, error) {
 	gpus = append([]gpu.GPU(nil), gpus...)
 	gpu.SortByPCI(gpus)
 	names := deviceNames(gpus)
 
 	p := &Plan{byDevice: map[string]int{}}
+	var misfit error
 	for i, g := range gpus {
-		group, ok := groupOf(g, nodeLabels, cfg)
-		if !ok {
-			p.Unwanted = append(p.Unwanted, g)
+		c := Card{GPU: g, Device: names[i], Position: i}
+		group, ok, err := groupOf(c, nodeLabels, cfg)
+		if !ok && err == nil {
+			p.Unwanted = append(p.Unwanted, c)
 			continue
 		}
-		c := Card{
-			GPU: g, Device: names[i], Position: i,
-			Group: group.Name, DefaultCores: group.Cores, CorePolicy: group.CorePolicy, Enforcement: group.Enforcement,
+		c.Group, c.DefaultCores, c.CorePolicy, c.Enforcement = group.Name, group.Cores, group.CorePolicy, group.Enforcement
+		if err == nil {
+			err = c.cut(group)
 		}
-		if err := c.cut(group); err != nil {
-			return nil, err
+		if err != nil {
+			c.uncut(err)
+			misfit = cmp.Or(misfit, err)
 		}
 		p.byDevice[c.Device] = len(p.Cards)
 		p.Cards = append(p.Cards, c)
 	}
-	return p, nil
+	return p, misfit
+}
+
+// uncut is how a card is published for which the configuration does not add up.
+func (c *Card) uncut(why error) {
+	c.LargestMi = c.UsableMi()
+	c.MemoryMi, c.DefaultMi, c.SliceMi = c.LargestMi, c.LargestMi, 0
+	c.Oversubscribed = false
+	if c.Unfit == nil {
+		c.Unfit = &Unfit{Key: "misconfigured", Reason: why.Error(), Busy: true}
+	}
 }
 
 // groupOf returns the first group that selects the card.
-func groupOf(g gpu.GPU, nodeLabels map[string]string, cfg *config.DriverConfiguration) (config.NodeGroup, bool) {
+func groupOf(c Card, nodeLabels map[string]string, cfg *config.DriverConfiguration) (config.NodeGroup, bool, error) {
+	device := sync.OnceValue(c.selectable)
 	for _, group := range cfg.NodeGroups {
-		if matchesLabels(group.NodeSelector, nodeLabels) && matchesDevice(group.DeviceSelector, g) {
-			return group, true
+		if !matchesLabels(group.NodeSelector, nodeLabels) {
+			continue
+		}
+		ok, err := group.DeviceSelector.Matches(c.ProductName, device)
+		if err != nil {
+			return group, false, &SelectorError{Group: group.Name, Device: c.Device, Cause: err}
+		}
+		if ok {
+			return group, true, nil
 		}
 	}
-	return config.NodeGroup{}, false
+	return config.NodeGroup{}, false, nil
 }
 
 func matchesLabels(selector, labels map[string]string) bool {
@@ -136,14 +159,6 @@ func matchesLabels(selector, labels map[string]string) bool {
 		}
 	}
 	return true
-}
-
-func matchesDevice(s *config.DeviceSelector, g gpu.GPU) bool {
-	if s == nil {
-		return true
-	}
-	ok, err := path.Match(s.Product, g.ProductName)
-	return err == nil && ok
 }
 
 // deviceNames are made of the first eight digits of each UUID, never of the

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cockroachdb/datadriven"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"pgregory.net/rapid"
 
 	"github.com/sluice-gpu/sluice/driver/config"
@@ -60,10 +61,13 @@ func TestStories(t *testing.T) {
 				if err != nil {
 					return "configuration refused: " + err.Error() + "\n"
 				}
-				if plan, err = Make(cards, labels, cfg); err != nil {
-					return "refused: " + err.Error() + "\n"
-				}
+				plan, err = Make(cards, labels, cfg)
 				pool = newAllocations(t, plan)
+				var misfit Misfit
+				if errors.As(err, &misfit) {
+					group, field := misfit.Where()
+					return cfg.Wrong(group, field, err).Error() + "\n" + describe(plan)
+				}
 				return describe(plan)
 			case "claim":
 				return pool.claim(t, d.CmdArgs)
@@ -143,7 +147,11 @@ func describe(p *Plan) string {
 func policy(c resourceapi.DeviceCapacity) string {
 	out := c.Value.String() + " default " + c.RequestPolicy.Default.String()
 	if r := c.RequestPolicy.ValidRange; r != nil {
-		return out + " min " + r.Min.String() + " step " + r.Step.String()
+		out += " min " + r.Min.String() + " step " + r.Step.String()
+		if r.Max != nil {
+			out += " max " + r.Max.String()
+		}
+		return out
 	}
 	for _, v := range c.RequestPolicy.ValidValues {
 		out += " only " + v.String()
@@ -201,6 +209,22 @@ func genNode(t *rapid.T) ([]gpu.GPU, map[string]string, *config.DriverConfigurat
 		if rapid.Bool().Draw(t, "selective") {
 			g.DeviceSelector = &config.DeviceSelector{Product: rapid.SampledFrom([]string{"NVIDIA*", "Tesla T4", "*H200"}).Draw(t, "product")}
 		}
+		if rapid.Bool().Draw(t, "by expression") {
+			g.DeviceSelector = &config.DeviceSelector{CEL: rapid.SampledFrom([]string{
+				`device.attributes["gpu.sluice.dev"].smCount > 100`,
+				`device.capacity["gpu.sluice.dev"].memory.compareTo(quantity("40Gi")) < 0`,
+				`device.attributes["gpu.sluice.dev"].index < 2`,
+			}).Draw(t, "expression")}
+		}
+		if rapid.Bool().Draw(t, "reserving") {
+			g.Reserve = fmt.Sprintf("%dMi", rapid.IntRange(0, 20000).Draw(t, "reserve"))
+		}
+		if rapid.Bool().Draw(t, "oversubscribed") {
+			g.Oversubscription = resource.NewMilliQuantity(int64(rapid.IntRange(1000, 4000).Draw(t, "factor")), resource.DecimalSI)
+		}
+		if g.Mode == config.Dynamic && rapid.Bool().Draw(t, "with a default") {
+			g.DefaultMemory = fmt.Sprintf("%dMi", rapid.IntRange(256, 20000).Draw(t, "default"))
+		}
 		cfg.NodeGroups = append(cfg.NodeGroups, g)
 	}
 	return cards, map[string]string{}, cfg
@@ -215,11 +239,8 @@ func TestTheOrderOfEnumerationChangesNothing(t *testing.T) {
 			shuffled[i].Index = i
 		}
 		b, errB := Make(shuffled, labels, cfg)
-		if (errA == nil) != (errB == nil) {
+		if fmt.Sprint(errA) != fmt.Sprint(errB) {
 			t.Fatalf("%v in one order, %v in another", errA, errB)
-		}
-		if errA != nil {
-			return
 		}
 		if !reflect.DeepEqual(a.Slices(), b.Slices()) {
 			t.Fatalf("slices differ:\n%s\n%s", describe(a), describe(b))
@@ -231,12 +252,9 @@ func TestWhatIsPublishedIsValid(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cards, labels, cfg := genNode(t)
 		p, err := Make(cards, labels, cfg)
-		if err != nil {
-			var size *SizeError
-			if !errors.As(err, &size) {
-				t.Fatalf("unexpected error %v", err)
-			}
-			return
+		var misfit Misfit
+		if err != nil && !errors.As(err, &misfit) {
+			t.Fatalf("unexpected error %v", err)
 		}
 		pool := p.Slices()
 		if len(pool) == 0 {
@@ -273,8 +291,14 @@ func TestWhatIsPublishedIsValid(t *testing.T) {
 			}
 		}
 		for _, c := range p.Cards {
-			if c.SliceMi > 0 && (c.MemoryMi%c.SliceMi != 0 || c.MemoryMi > c.UsableMi()) {
-				t.Fatalf("%s: slices of %dMi, %dMi in all, %dMi usable", c.Device, c.SliceMi, c.MemoryMi, c.UsableMi())
+			if c.SliceMi > 0 && c.MemoryMi%c.SliceMi != 0 {
+				t.Fatalf("%s: slices of %dMi make %dMi in all", c.Device, c.SliceMi, c.MemoryMi)
+			}
+			if c.LargestMi > c.UsableMi() || c.DefaultMi > c.LargestMi && c.Unfit == nil {
+				t.Fatalf("%s: default %dMi, largest %dMi, %dMi usable", c.Device, c.DefaultMi, c.LargestMi, c.UsableMi())
+			}
+			if c.MemoryMi > c.UsableMi() && (!c.Oversubscribed || c.Whole(c.LargestMi)) {
+				t.Fatalf("%s: %dMi are given out of %dMi without a limit", c.Device, c.MemoryMi, c.UsableMi())
 			}
 		}
 	})
@@ -293,6 +317,9 @@ func checkPolicy(t *rapid.T, what string, c resourceapi.DeviceCapacity) {
 	if r := p.ValidRange; r != nil {
 		if def < r.Min.Value() || (def-r.Min.Value())%r.Step.Value() != 0 {
 			t.Fatalf("%s: default %d with min %d step %d", what, def, r.Min.Value(), r.Step.Value())
+		}
+		if r.Max != nil && (r.Max.Value() < def || r.Max.Value() > value || (r.Max.Value()-r.Min.Value())%r.Step.Value() != 0) {
+			t.Fatalf("%s: max %d with default %d value %d", what, r.Max.Value(), def, value)
 		}
 		if r.Min.Value()+r.Step.Value() > value && r.Min.Value() != value {
 			t.Fatalf("%s: min %d + step %d above value %d", what, r.Min.Value(), r.Step.Value(), value)
