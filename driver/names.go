@@ -15,10 +15,11 @@ const MonitorDevice = "monitor"
 // Values of the attribute "type".
 const (
 	TypeGPU     = "gpu"
+	TypeMIG     = "mig"
 	TypeMonitor = "monitor"
 )
 
-// Capacities of a shareable card.
+// Capacities of a shareable card and of a MIG device.
 const (
 	CapacityMemory = "memory" // bytes, whole Mi
 	CapacityCores  = "cores"  // percent of the card's SM time

@@ -140,6 +140,9 @@ func setDefaults(c *DriverConfiguration) {
 				g.Enforcement = ByMIG
 			}
 		}
+		if g.Mode == MIG && g.Profiles == nil {
+			g.Profiles = []string{"*"}
+		}
 	}
 }
 
@@ -166,6 +169,7 @@ func Validate(c *DriverConfiguration) field.ErrorList {
 		}
 		errs = append(errs, validatePolicies(g, at)...)
 		errs = append(errs, validateMemory(g, at)...)
+		errs = append(errs, validateProfiles(g, at)...)
 		switch g.Mode {
 		case Dynamic:
 			errs = append(errs, validateUncut(g, at, "each claim names its size")...)

@@ -77,6 +77,12 @@ type NodeGroup struct {
 	// Programs fail to allocate when all of them take what they were promised.
 	Oversubscription *resource.Quantity `json:"oversubscription,omitempty"`
 
+	// Profiles are the MIG profiles of which instances are made when claims
+	// ask for them, as globs over names such as "1g.10gb"; mode mig only.
+	// Absent: all that the card has. An empty list makes none: only instances
+	// that are there are offered.
+	Profiles []string `json:"profiles,omitempty"`
+
 	// CorePolicy is for shares whose claim and class name none. Default burst.
 	CorePolicy CorePolicy `json:"corePolicy,omitempty"`
 

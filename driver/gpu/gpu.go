@@ -56,6 +56,8 @@ type GPU struct {
 	// MIG tells that the card is in MIG mode, in which whole-card shares
 	// cannot run on it.
 	MIG bool
+	// Partition is how a card in MIG mode is cut; nil for others.
+	Partition *Partition
 	// NVLinkDomain is equal for cards that reach one another over NVLink.
 	// A card without such a link is alone in a domain of its own.
 	NVLinkDomain string

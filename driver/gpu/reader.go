@@ -71,8 +71,11 @@ func (r *reader) card(index int, dev nvml.Device) (GPU, error) {
 	if ret == nvml.SUCCESS {
 		g.ComputeCapability = fmt.Sprintf("%d.%d", major, minor)
 	}
-	if mode, _, ret := dev.GetMigMode(); ret == nvml.SUCCESS {
-		g.MIG = mode == nvml.DEVICE_MIG_ENABLE
+	if g.MIG = isPartitioned(dev); g.MIG {
+		var err error
+		if g.Partition, err = r.partition(dev); err != nil {
+			return g, fmt.Errorf("%s: MIG: %w", g.UUID, err)
+		}
 	}
 	if r.has("nvmlDeviceGetNumGpuCores") {
 		if cores, ret := dev.GetNumGpuCores(); ret == nvml.SUCCESS {

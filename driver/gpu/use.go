@@ -6,7 +6,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// Use is what happens on a card now.
+// Use is what happens on a card, or on a MIG device, now.
 type Use struct {
 	UUID string
 	// Model names the product and the driver's version: cards of one model
@@ -56,14 +56,30 @@ func (s *Scanner) Use() ([]Use, error) {
 		if ret != nvml.SUCCESS {
 			continue // Scan tells of it
 		}
-		if u, ok := r.use(dev); ok {
+		partitioned := isPartitioned(dev)
+		if u, ok := r.use(dev, !partitioned); ok {
 			all = append(all, u)
+		}
+		if !partitioned {
+			continue
+		}
+		// The processes on its MIG devices are theirs: the card has none of
+		// its own.
+		for _, mig := range migHandles(dev) {
+			if u, ok := r.use(mig, true); ok {
+				all = append(all, u)
+			}
 		}
 	}
 	return all, nil
 }
 
-func (r *reader) use(dev nvml.Device) (Use, bool) {
+func isPartitioned(dev nvml.Device) bool {
+	mode, _, ret := dev.GetMigMode()
+	return ret == nvml.SUCCESS && mode == nvml.DEVICE_MIG_ENABLE
+}
+
+func (r *reader) use(dev nvml.Device, programs bool) (Use, bool) {
 	u := Use{Utilization: -1, Temperature: -1, Power: -1}
 	var ret nvml.Return
 	if u.UUID, ret = dev.GetUUID(); ret != nvml.SUCCESS {
@@ -76,9 +92,11 @@ func (r *reader) use(dev nvml.Device) (Use, bool) {
 		return u, false
 	}
 	u.MemoryTotal, u.MemoryUsed = memory.Total, memory.Used
-	processes, ret := dev.GetComputeRunningProcesses()
-	if ret != nvml.SUCCESS {
-		return u, false
+	var processes []nvml.ProcessInfo
+	if programs {
+		if processes, ret = dev.GetComputeRunningProcesses(); ret != nvml.SUCCESS {
+			return u, false
+		}
 	}
 	for _, p := range processes {
 		if p.UsedGpuMemory == ^uint64(0) { // NVML_VALUE_NOT_AVAILABLE

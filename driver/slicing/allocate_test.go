@@ -41,7 +41,7 @@ func newAllocations(t *testing.T, p *Plan) *allocations {
 		a.slices = append(a.slices, &resourceapi.ResourceSlice{
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%05d", i)},
 			Spec: resourceapi.ResourceSliceSpec{
-				Driver: driver.Name, NodeName: ptr.To("n1"), Devices: s.Devices,
+				Driver: driver.Name, NodeName: ptr.To("n1"), Devices: s.Devices, SharedCounters: s.SharedCounters,
 				Pool: resourceapi.ResourcePool{Name: "n1", Generation: 1, ResourceSliceCount: int64(len(pool))},
 			},
 		})
@@ -54,7 +54,7 @@ type classes struct{}
 
 func (classes) List() ([]*resourceapi.DeviceClass, error) { return nil, nil }
 func (classes) Get(name string) (*resourceapi.DeviceClass, error) {
-	kind := map[string]string{"gpu.sluice.dev": "gpu", "monitor.gpu.sluice.dev": "monitor"}[name]
+	kind := map[string]string{"gpu.sluice.dev": "gpu", "mig.gpu.sluice.dev": "mig", "monitor.gpu.sluice.dev": "monitor"}[name]
 	if kind == "" {
 		return nil, fmt.Errorf("no class %s", name)
 	}
@@ -137,4 +137,22 @@ func (a *allocations) take(r resourceapi.DeviceRequestAllocationResult) string {
 	a.state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, r.ShareID))
 	a.state.AggregatedCapacity.Insert(schedulerapi.DeviceConsumedCapacity{DeviceID: id, ConsumedCapacity: consumed})
 	return fmt.Sprintf("%s memory=%s cores=%s", text, consumed["memory"], consumed["cores"])
+}
+
+// instance asks for a MIG device of a profile; empty if there is none.
+func (a *allocations) instance(t *testing.T, profile string) string {
+	t.Helper()
+	text := a.claim(t, []datadriven.CmdArg{
+		{Key: "class", Vals: []string{"mig.gpu.sluice.dev"}},
+		{Key: "where", Vals: []string{`device.attributes["gpu.sluice.dev"].profile == "` + profile + `"`}},
+	})
+	if text == "does not fit\n" {
+		return ""
+	}
+	return strings.TrimSuffix(text, " exclusively\n")
+}
+
+// give takes an exclusive device back.
+func (a *allocations) give(device string) {
+	a.state.AllocatedDevices.Delete(structured.MakeDeviceID(driver.Name, "n1", device))
 }

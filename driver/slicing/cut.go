@@ -23,12 +23,17 @@ func (c *Card) cut(group config.NodeGroup) error {
 		return nil
 	case c.Fault != "":
 		c.Unfit = &Unfit{Key: "faulty", Reason: c.Fault + "; it is offered again when the NVIDIA driver was loaded anew"}
-	case c.MIG:
-		c.Unfit = &Unfit{Key: "mig-mode", Reason: "the card is in MIG mode, in which it cannot be shared as a whole"}
-	case group.Mode == config.MIG:
-		c.Unfit = &Unfit{Key: "mig-mode", Reason: "the node group offers MIG instances and the card is not in MIG mode"}
+	case c.MIG && group.Mode != config.MIG:
+		c.Unfit = &Unfit{Key: "mig-mode", Reason: "the card is in MIG mode, in which it cannot be shared as a whole; a node group of mode mig offers its instances"}
+	case !c.MIG && group.Mode == config.MIG:
+		c.Unfit = &Unfit{Key: "mig-mode", Reason: "the node group offers MIG instances and the card is not in MIG mode; nvidia-smi -mig 1 switches it on"}
 	}
 	switch group.Mode {
+	case config.MIG:
+		if c.MIG && c.Partition != nil {
+			c.partition(group)
+		}
+		return nil
 	case config.Whole:
 		c.SliceMi = c.LargestMi
 		return nil

@@ -34,7 +34,7 @@ func (p *Plan) Slices() []resourceslice.Slice {
 	for chunk := range slices.Chunk(devices, maxDevices) {
 		out = append(out, resourceslice.Slice{Devices: chunk})
 	}
-	return out
+	return append(out, p.counterSlices()...)
 }
 
 // Devices are the cards in PCI order and, if there are cards, the monitor
@@ -46,6 +46,10 @@ func (p *Plan) Devices() []resourceapi.Device {
 	}
 	out := make([]resourceapi.Device, 0, len(p.Cards)+1)
 	for _, c := range p.Cards {
+		if c.partitioned {
+			out = append(out, c.instanceDevices()...)
+			continue
+		}
 		out = append(out, c.device())
 	}
 	return append(out, p.monitor())
@@ -78,13 +82,13 @@ func (c Card) device() resourceapi.Device {
 		},
 	}
 	if c.Unfit != nil {
-		d.Taints = []resourceapi.DeviceTaint{{
-			Key:    driver.Name + "/" + c.Unfit.Key,
-			Value:  "true",
-			Effect: resourceapi.DeviceTaintEffectNoSchedule,
-		}}
+		d.Taints = []resourceapi.DeviceTaint{c.Unfit.taint()}
 	}
 	return d
+}
+
+func (u Unfit) taint() resourceapi.DeviceTaint {
+	return resourceapi.DeviceTaint{Key: driver.Name + "/" + u.Key, Value: "true", Effect: resourceapi.DeviceTaintEffectNoSchedule}
 }
 
 // memory is all of the card, or the group's default, for a claim that names no
@@ -179,6 +183,8 @@ func attributes(kind, device string, g gpu.GPU, position int, oversubscribed boo
 		"mig":                   {BoolValue: ptr.To(g.MIG)},
 		"nvlinkDomain":          text(link),
 		"oversubscribed":        {BoolValue: ptr.To(oversubscribed)},
+		"profile":               text(""),
+		"parentUUID":            text(""),
 		deviceattribute.StandardDeviceAttributePCIBusID: text(g.PCIBusID),
 		deviceattribute.StandardDeviceAttributePCIeRoot: text(root),
 		deviceattribute.StandardDeviceAttributeNUMANode: number(numa),

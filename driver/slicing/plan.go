@@ -4,7 +4,7 @@
 // plugin relies on that to write ResourceSlices only when something changed.
 //
 // One card becomes one shareable device with two capacities, memory and
-// cores. A device's place in the list is the allocator's preference: it
+// cores, or in MIG mode a device for each instance (mig.go). A device's place in the list is the allocator's preference: it
 // takes the first that fits, so PCI order fills one card before it opens the
 // next.
 package slicing
@@ -46,6 +46,10 @@ type Card struct {
 	Oversubscribed bool
 	// Unfit says why nothing may be placed on the card, empty if all is well.
 	Unfit *Unfit
+	// Instances are the devices of a card that is Partitioned.
+	Instances []Instance
+
+	partitioned bool
 }
 
 // Unfit is published as a taint: the card stays visible, with the reason, and
@@ -76,10 +80,11 @@ type Plan struct {
 	byDevice map[string]int
 }
 
-// Card finds an offered card by device name.
+// Card finds an offered card by device name. A card that is offered as MIG
+// devices is none; see Instance.
 func (p *Plan) Card(device string) (Card, bool) {
 	i, ok := p.byDevice[device]
-	if !ok {
+	if !ok || p.Cards[i].partitioned {
 		return Card{}, false
 	}
 	return p.Cards[i], true

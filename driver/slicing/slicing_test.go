@@ -28,7 +28,7 @@ var models = map[string]gpu.GPU{
 // TestStories runs the stories in testdata: a node's cards and labels and a
 // configuration go in, what the node offers comes out.
 //
-//	cards                      a card a line: UUID-PREFIX MODEL PCI [mig]
+//	cards                      a card a line: UUID-PREFIX MODEL PCI [mig[=PROFILE@SLICE,...]]
 //	labels                     key=value ...
 //	offer                      YAML of nodeGroups; prints the devices
 //	attributes device=NAME     prints the attributes of the last offer
@@ -103,6 +103,7 @@ func parseCard(t *testing.T, line string) gpu.GPU {
 		switch k {
 		case "mig":
 			g.MIG = true
+			g.Partition = partition(t, v)
 		case "numa":
 			_, err := fmt.Sscan(v, &g.NUMANode)
 			if err != nil {
@@ -121,6 +122,9 @@ func describe(p *Plan) string {
 	var b strings.Builder
 	for i, s := range p.Slices() {
 		fmt.Fprintf(&b, "slice %d\n", i)
+		for _, set := range s.SharedCounters {
+			fmt.Fprintf(&b, "  counters of %s:%s\n", set.Name, counters(set.Counters))
+		}
 		for _, d := range s.Devices {
 			fmt.Fprintf(&b, "  %s", d.Name)
 			if m, ok := d.Capacity["memory"]; ok {
@@ -131,6 +135,9 @@ func describe(p *Plan) string {
 			}
 			if d.AllowMultipleAllocations == nil {
 				b.WriteString(" exclusive")
+			}
+			for _, c := range d.ConsumesCounters {
+				fmt.Fprintf(&b, ", takes of %s%s", c.CounterSet, counters(c.Counters))
 			}
 			for _, t := range d.Taints {
 				fmt.Fprintf(&b, ", taint %s:%s", t.Key, t.Effect)
@@ -145,6 +152,9 @@ func describe(p *Plan) string {
 }
 
 func policy(c resourceapi.DeviceCapacity) string {
+	if c.RequestPolicy == nil {
+		return c.Value.String()
+	}
 	out := c.Value.String() + " default " + c.RequestPolicy.Default.String()
 	if r := c.RequestPolicy.ValidRange; r != nil {
 		out += " min " + r.Min.String() + " step " + r.Step.String()
@@ -195,7 +205,9 @@ func genNode(t *rapid.T) ([]gpu.GPU, map[string]string, *config.DriverConfigurat
 		// Few distinct prefixes, so that names collide now and then.
 		g.UUID = fmt.Sprintf("GPU-%08x-0000-0000-0000-%012x", rapid.IntRange(0, 200).Draw(t, "prefix"), i)
 		g.PCIBusID = fmt.Sprintf("0000:%02x:00.0", i)
-		g.MIG = rapid.Bool().Draw(t, "mig")
+		if g.MIG = rapid.Bool().Draw(t, "mig"); g.MIG {
+			g.Partition = partition(t, rapid.SampledFrom([]string{"", "3g.40gb@0", "1g.10gb@6,2g.20gb@2", "7g.80gb@0"}).Draw(t, "instances"))
+		}
 		g.NUMANode = rapid.IntRange(-1, 1).Draw(t, "numa")
 		g.DriverVersion = rapid.SampledFrom([]string{"570.86.15", "535.104.05", ""}).Draw(t, "driver")
 		cards = append(cards, g)
@@ -203,7 +215,9 @@ func genNode(t *rapid.T) ([]gpu.GPU, map[string]string, *config.DriverConfigurat
 	cfg := &config.DriverConfiguration{}
 	for i := range rapid.IntRange(0, 3).Draw(t, "groups") {
 		g := config.NodeGroup{Name: fmt.Sprint(i), Mode: config.Dynamic}
-		if rapid.Bool().Draw(t, "fixed") {
+		if rapid.Bool().Draw(t, "by MIG") {
+			g.Mode, g.Profiles = config.MIG, rapid.SampledFrom([][]string{{"*"}, {}, {"?g.*gb"}}).Draw(t, "profiles")
+		} else if rapid.Bool().Draw(t, "fixed") {
 			g.Mode, g.Slices, g.Memory = config.Fixed, int64(rapid.IntRange(1, 8).Draw(t, "slices")), config.Auto
 		}
 		if rapid.Bool().Draw(t, "selective") {
@@ -286,6 +300,12 @@ func TestWhatIsPublishedIsValid(t *testing.T) {
 					t.Fatalf("%s has %d attributes and capacities, the API takes 32", d.Name, n)
 				}
 				for name, c := range d.Capacity {
+					if d.AllowMultipleAllocations == nil {
+						if c.RequestPolicy != nil {
+							t.Fatalf("%s is exclusive and has a policy for %s", d.Name, name)
+						}
+						continue
+					}
 					checkPolicy(t, d.Name+" "+string(name), c)
 				}
 			}

@@ -28,6 +28,10 @@ var T4 = gpus.Config{
 type Library struct {
 	*server.Server
 	events []nvml.EventData
+
+	busy     map[int]bool
+	programs map[string][]nvml.ProcessInfo // by MIG device
+	onChange func(string)
 }
 
 // XID lets card i report an error event to who listens.
@@ -46,7 +50,7 @@ func New(models ...gpus.Config) *Library {
 	if err != nil {
 		panic(err)
 	}
-	l := &Library{Server: s}
+	l := &Library{Server: s, busy: map[int]bool{}, programs: map[string][]nvml.ProcessInfo{}}
 	l.EventSetCreateFunc = func() (nvml.EventSet, nvml.Return) {
 		return &mock.EventSet{
 			FreeFunc: func() nvml.Return { return nvml.SUCCESS },
@@ -62,7 +66,9 @@ func New(models ...gpus.Config) *Library {
 	}
 	for i := range s.Devices {
 		l.complete(i)
+		l.completeMIG(i)
 	}
+	l.findMIG()
 	return l
 }
 
