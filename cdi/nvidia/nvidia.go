@@ -1,12 +1,13 @@
 // Package nvidia asks NVIDIA's CDI generator what a container needs to use
-// the installed driver and a card. It adds nothing of its own except two
-// choices: paths are the host's even if this process sees the driver
-// elsewhere, and the hook that prefers a CUDA compatibility library of the
+// the installed driver and a card, and adds for MIG devices what that leaves
+// out (mig.go). It makes two choices: paths are the host's even if this process
+// sees the driver elsewhere, and the hook that prefers a CUDA compatibility library of the
 // image is off, since such a library would be used instead of the limiter.
 package nvidia
 
 import (
 	"fmt"
+	"strings"
 	"sync"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -67,10 +68,15 @@ func (g *Generator) Common() (specs.ContainerEdits, error) {
 	return onHost, nil
 }
 
-// Card are the edits that open the card with the given UUID.
+// Card are the edits that open the card or MIG device with the given UUID.
+// Those of MIG devices are not kept: another instance may be the next to have
+// the UUID.
 func (g *Generator) Card(uuid string) (specs.ContainerEdits, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if strings.HasPrefix(uuid, "MIG-") {
+		return g.mig(uuid)
+	}
 	if edits, ok := g.cards[uuid]; ok {
 		return edits, nil
 	}

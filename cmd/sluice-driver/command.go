@@ -164,6 +164,7 @@ func run(ctx context.Context, o options) error {
 		File:              file,
 		Source:            scanner,
 		Use:               scanner,
+		MIG:               scanner,
 		MonitorInterval:   o.monitor,
 		Edits:             edits,
 		OnCards:           func() { edits.Forget(scanner.Library()) },

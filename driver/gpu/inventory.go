@@ -148,13 +148,13 @@ func (s *Scanner) scan() (Inventory, error) {
 	if ret != nvml.SUCCESS {
 		return Inventory{}, fmt.Errorf("NVML does not count cards: %s: %w", describe(ret), ErrUnavailable)
 	}
-	r := reader{lib: s.lib, sysfs: s.Sysfs}
+	s.xids.read(s.Benign)
+	r := reader{lib: s.lib, sysfs: s.Sysfs, faults: s.xids}
 	if err := r.versions(); err != nil {
 		return Inventory{}, err
 	}
 	var inv Inventory
 	var links []linked
-	s.xids.read(s.Benign)
 	for i := range count {
 		dev, ret := s.lib.DeviceGetHandleByIndex(i)
 		if ret != nvml.SUCCESS {
@@ -173,6 +173,7 @@ func (s *Scanner) scan() (Inventory, error) {
 		inv.GPUs = append(inv.GPUs, g)
 		links = append(links, r.links(g, dev))
 	}
+	s.xids.forget(inv.GPUs)
 	setNVLinkDomains(inv.GPUs, links)
 	SortByPCI(inv.GPUs)
 	return inv, nil

@@ -65,6 +65,8 @@ type MIGDevice struct {
 	Profile  string
 	MemoryMi int64
 	Engines
+	// Fault says what is wrong with the device; empty if nothing is known.
+	Fault string
 }
 
 // partition reads a card in MIG mode. What it cannot read is left out: a
@@ -135,6 +137,7 @@ func (r *reader) instance(gi nvml.GpuInstance, profile MIGProfile, devices map[[
 			d.Profile = fmt.Sprintf("%dc.%s", c.slices, profile.Name)
 		}
 		d.MemoryMi = profile.MemoryMi
+		d.Fault = r.faults.fault(d.UUID)
 		d.Engines = profile.Engines
 		d.SMs = c.sms
 		i.Devices = append(i.Devices, d)

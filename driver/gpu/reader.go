@@ -16,6 +16,7 @@ type reader struct {
 	sysfs  fs.ReadLinkFS
 	driver string
 	cuda   string
+	faults xids // what is known of MIG devices
 }
 
 func (r *reader) versions() error {

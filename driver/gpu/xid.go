@@ -3,6 +3,7 @@ package gpu
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
@@ -56,6 +57,9 @@ func (x *xids) read(benign []uint64) {
 			if uuid, ret := e.Device.GetUUID(); ret == nvml.SUCCESS {
 				hit = []string{uuid}
 			}
+			if on := onInstance(e); len(on) > 0 {
+				hit = on // the others on the card do not feel it
+			}
 		}
 		for _, uuid := range hit {
 			if x.faults == nil {
@@ -68,13 +72,61 @@ func (x *xids) read(benign []uint64) {
 	}
 }
 
+// noInstance is the GPU instance of an event that is about the whole card.
+const noInstance = 0xffffffff
+
+// onInstance are the MIG devices that an event is about.
+func onInstance(e nvml.EventData) []string {
+	if e.GpuInstanceId == noInstance || !isPartitioned(e.Device) {
+		return nil
+	}
+	var out []string
+	for _, mig := range migHandles(e.Device) {
+		if gi, ret := mig.GetGpuInstanceId(); ret != nvml.SUCCESS || uint32(gi) != e.GpuInstanceId {
+			continue
+		}
+		if uuid, ret := mig.GetUUID(); ret == nvml.SUCCESS {
+			out = append(out, uuid)
+		}
+	}
+	return out
+}
+
+// forget drops what was known of MIG devices that are gone: another one may
+// get the UUID.
+func (x *xids) forget(gpus []GPU) {
+	there := map[string]bool{}
+	for _, g := range gpus {
+		if g.Partition == nil {
+			continue
+		}
+		for _, i := range g.Partition.Instances {
+			for _, d := range i.Devices {
+				there[d.UUID] = true
+			}
+		}
+	}
+	for uuid := range x.faults {
+		if strings.HasPrefix(uuid, "MIG-") && !there[uuid] {
+			delete(x.faults, uuid)
+		}
+	}
+}
+
 // fault says in words what happened to a card; empty if nothing did.
 func (x *xids) fault(uuid string) string {
 	code, ok := x.faults[uuid]
 	if !ok {
 		return ""
 	}
-	return fmt.Sprintf("the card reported XID %d", code)
+	return fmt.Sprintf("the %s reported XID %d", what(uuid), code)
+}
+
+func what(uuid string) string {
+	if strings.HasPrefix(uuid, "MIG-") {
+		return "MIG instance"
+	}
+	return "card"
 }
 
 func (x *xids) close() {

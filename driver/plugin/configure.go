@@ -3,6 +3,7 @@ package plugin
 import (
 	"fmt"
 
+	"github.com/sluice-gpu/sluice/driver"
 	"github.com/sluice-gpu/sluice/driver/config"
 	"github.com/sluice-gpu/sluice/driver/slicing"
 	"github.com/sluice-gpu/sluice/driver/state"
@@ -13,6 +14,9 @@ import (
 func (d *Driver) configure(s *state.Share, p config.SliceConfig, plan *slicing.Plan) error {
 	for _, v := range p.Env {
 		s.Env = append(s.Env, v.Name+"="+v.Value)
+	}
+	if _, _, ok := plan.Instance(s.Device); ok && !s.Admin {
+		return d.configureInstance(s, p)
 	}
 	card, ok := plan.Card(s.Device)
 	if s.Admin || !ok {
@@ -27,6 +31,8 @@ func (d *Driver) configure(s *state.Share, p config.SliceConfig, plan *slicing.P
 	}
 	_, have := d.files.backends[enforcement]
 	switch {
+	case enforcement == config.ByMIG:
+		return fmt.Errorf("enforcement mig is asked for, and the device is no MIG device: ask for one of the class mig.%s", driver.Name)
 	case enforcement == config.None:
 	case have:
 	case enforcement == config.Limiter && p.Enforcement == "":

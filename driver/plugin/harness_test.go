@@ -49,6 +49,7 @@ type node struct {
 	dir    string
 	lib    *gputest.Library
 	source *source
+	cards  *gpu.Scanner
 	client *fake.Clientset
 	edits  *edits
 	config string
@@ -72,6 +73,7 @@ func newNode(t testing.TB, models ...gpus.Config) *node {
 		Open:  func() (nvml.Interface, error) { return n.lib, nil },
 		Sysfs: os.DirFS(n.path("sys")).(fs.ReadLinkFS),
 	}
+	n.cards = scanner
 	n.source = &source{scan: func() (gpu.Inventory, error) {
 		scanner.WatchXIDs = n.xids
 		return scanner.Scan()
@@ -138,7 +140,7 @@ func (n *node) instanceConfig() Config {
 	c := Config{
 		NodeName: "n1", PodUID: n.podUID, KubeClient: n.client,
 		PluginDir: n.path("plugin"), RegistryDir: n.path("plugins_registry"), CDIDir: n.path("cdi"), BootIDFile: n.path("boot_id"),
-		Configuration: cfg, Source: n.source, Edits: n.edits,
+		Configuration: cfg, Source: n.source, Edits: n.edits, MIG: n.cards,
 		ScanInterval: 20 * time.Millisecond, LabelInterval: 20 * time.Millisecond, ReconcileInterval: 30 * time.Millisecond,
 	}
 	if n.enforce {
@@ -425,9 +427,14 @@ type edits struct {
 	mu sync.Mutex
 	// failFor is the UUID of a card that cannot be opened.
 	failFor string
+	// at is called before a claim's files are made. Nil: nobody is.
+	at func()
 }
 
 func (e *edits) Common() (specs.ContainerEdits, error) {
+	if e.at != nil {
+		e.at()
+	}
 	return specs.ContainerEdits{
 		Env: []string{"NVIDIA_VISIBLE_DEVICES=void"},
 		Mounts: []*specs.Mount{

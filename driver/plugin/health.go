@@ -3,6 +3,7 @@ package plugin
 import (
 	"context"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -45,12 +46,22 @@ func (h *health) update(plan *slicing.Plan, now time.Time) {
 			LastUpdated: now, HealthCheckTimeout: healthLease,
 		}
 	}
-	for _, c := range plan.Cards {
-		if c.Unfit != nil && !c.Unfit.Busy {
-			set(c.Device, kubeletplugin.HealthStatusUnhealthy, c.Unfit.Reason)
-			continue
+	judge := func(device string, unfits ...*slicing.Unfit) {
+		for _, u := range unfits {
+			if u != nil && !u.Busy {
+				set(device, kubeletplugin.HealthStatusUnhealthy, u.Reason)
+				return
+			}
 		}
-		set(c.Device, kubeletplugin.HealthStatusHealthy, "")
+		set(device, kubeletplugin.HealthStatusHealthy, "")
+	}
+	for _, c := range plan.Cards {
+		for _, i := range c.Instances {
+			judge(i.Device, c.Unfit, i.Unfit)
+		}
+		if !c.Partitioned() {
+			judge(c.Device, c.Unfit)
+		}
 	}
 	for _, c := range plan.Unwanted { // nothing is wrong with them, and shares of before may be in use
 		set(c.Device, kubeletplugin.HealthStatusHealthy, "")
@@ -58,8 +69,17 @@ func (h *health) update(plan *slicing.Plan, now time.Time) {
 	if len(plan.Cards) > 0 {
 		set(driver.MonitorDevice, kubeletplugin.HealthStatusHealthy, "")
 	}
+	cards := map[string]bool{}
+	for _, c := range slices.Concat(plan.Cards, plan.Unwanted) {
+		cards[c.Device] = true
+	}
 	for device := range h.devices {
-		if !seen[device] {
+		card, _, mig := strings.Cut(device, "-mig-")
+		switch {
+		case seen[device]:
+		case mig && cards[card]: // the card is not cut so any more; what runs is not touched
+			set(device, kubeletplugin.HealthStatusHealthy, "")
+		default:
 			set(device, kubeletplugin.HealthStatusUnhealthy, "the NVIDIA driver does not see the card any more")
 		}
 	}

@@ -35,7 +35,7 @@ func newMetrics(r prometheus.Registerer, look func() (*state.Checkpoint, error))
 		}),
 		memory: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "sluice_driver_device_memory_bytes",
-			Help: "Memory of the card that can be given out.",
+			Help: "Memory of the card or MIG device that can be given out.",
 		}, []string{"device", "uuid", "product", "group"}),
 		refused: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "sluice_driver_configuration_refused",
@@ -70,6 +70,12 @@ func (m *metrics) publishFailed() { m.pubFails.Inc() }
 func (m *metrics) cards(plan *slicing.Plan) {
 	m.memory.Reset()
 	for _, c := range plan.Cards {
+		for _, i := range c.Instances {
+			m.memory.WithLabelValues(i.Device, i.UUID, c.ProductName+" MIG "+i.Profile, c.Group).Set(float64(i.MemoryMi << 20))
+		}
+		if c.Partitioned() {
+			continue
+		}
 		m.memory.WithLabelValues(c.Device, c.UUID, c.ProductName, c.Group).Set(float64(c.MemoryMi << 20))
 	}
 }

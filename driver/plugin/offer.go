@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"time"
 
@@ -42,7 +43,7 @@ func (d *Driver) look(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	inv, err := d.cfg.Source.Scan()
+	inv, ill, err := d.scan()
 	well := err == nil && len(inv.Missing) == 0
 	switch {
 	case errors.Is(err, gpu.ErrUnavailable):
@@ -62,6 +63,9 @@ func (d *Driver) look(ctx context.Context) error {
 	if well && err == nil {
 		d.complained = ""
 	}
+	for _, i := range ill {
+		plan.MarkInstance(i.Device, slicing.Unfit{Key: i.Key, Reason: i.Reason})
+	}
 	d.occupied(ctx, plan)
 	d.adopt(ctx, plan, inv)
 	return err
@@ -78,8 +82,20 @@ func (d *Driver) occupied(ctx context.Context, plan *slicing.Plan) {
 		if d.monitor != nil && d.monitor.Foreign(c.UUID) {
 			plan.Occupy(c.Device, "in-use-elsewhere", "processes run on the card that use no share of it")
 		}
-		if card, _ := plan.Card(c.Device); card.Unfit != nil {
-			now[c.Device] = card.Unfit.Key + ": " + card.Unfit.Reason
+		for _, i := range c.Instances {
+			if d.monitor != nil && i.UUID != "" && d.monitor.Foreign(i.UUID) {
+				plan.MarkInstance(i.Device, slicing.Unfit{Key: "in-use-elsewhere", Reason: "processes run on the MIG device that use no share of it", Busy: true})
+			}
+		}
+	}
+	for _, c := range plan.Cards {
+		if c.Unfit != nil {
+			now[c.Device] = c.Unfit.Key + ": " + c.Unfit.Reason
+		}
+		for _, i := range c.Instances {
+			if i.Unfit != nil {
+				now[i.Device] = i.Unfit.Key + ": " + i.Unfit.Reason
+			}
 		}
 	}
 	for device, reason := range now {
@@ -108,7 +124,7 @@ func (d *Driver) adopt(ctx context.Context, plan *slicing.Plan, inv gpu.Inventor
 	if changed || !samePolicy(d.plan(), plan) {
 		for _, c := range plan.Cards {
 			log.Info("Card offered", "device", c.Device, "uuid", c.UUID, "pci", c.PCIBusID, "product", c.ProductName,
-				"group", c.Group, "memoryMi", c.MemoryMi, "sliceMi", c.SliceMi, "unfit", c.Unfit)
+				"group", c.Group, "memoryMi", c.MemoryMi, "sliceMi", c.SliceMi, "migDevices", len(c.Instances), "unfit", c.Unfit)
 		}
 		for _, g := range plan.Unwanted {
 			log.Info("Card not offered: no node group selects it", "uuid", g.UUID, "pci", g.PCIBusID, "product", g.ProductName)
@@ -124,14 +140,15 @@ func (d *Driver) adopt(ctx context.Context, plan *slicing.Plan, inv gpu.Inventor
 // way.
 func samePolicy(a, b *slicing.Plan) bool {
 	same := func(a, b slicing.Card) bool {
-		a.Unfit, b.Unfit = nil, nil
-		return a == b
+		sameInstances := len(a.Instances) == len(b.Instances)
+		a.Unfit, b.Unfit, a.Instances, b.Instances = nil, nil, nil, nil
+		return sameInstances && reflect.DeepEqual(a, b)
 	}
 	return slices.EqualFunc(a.Cards, b.Cards, same) && slices.EqualFunc(a.Unwanted, b.Unwanted, same)
 }
 
 func sameGPUs(a, b gpu.Inventory) bool {
-	return slices.Equal(a.GPUs, b.GPUs) && slices.Equal(a.Missing, b.Missing)
+	return reflect.DeepEqual(a.GPUs, b.GPUs) && slices.Equal(a.Missing, b.Missing)
 }
 
 // nodeLabels reads the node's labels, from the API server every now and then.

@@ -33,6 +33,7 @@ import (
 	"github.com/sluice-gpu/sluice/driver/config"
 	"github.com/sluice-gpu/sluice/driver/enforce"
 	"github.com/sluice-gpu/sluice/driver/gpu"
+	"github.com/sluice-gpu/sluice/driver/mig"
 	"github.com/sluice-gpu/sluice/driver/monitor"
 	"github.com/sluice-gpu/sluice/driver/slicing"
 	"github.com/sluice-gpu/sluice/driver/state"
@@ -68,6 +69,9 @@ type Config struct {
 	// Backends hold shares to their size, each in its way. Without a limiter
 	// nothing holds shares that ask for no other.
 	Backends map[config.Enforcement]enforce.Backend
+	// MIG changes the instances of cards in MIG mode. Nil: MIG devices are not
+	// prepared.
+	MIG mig.Cards
 	// Installed are files that were brought to the host at
 	// <dir>/<version>/<name>, for containers to run. Other versions in those
 	// folders are removed when no prepared claim names them. May be empty.
@@ -112,6 +116,7 @@ type Driver struct {
 	cfg     Config
 	store   *state.Store
 	files   *files
+	migs    *mig.Instances // nil: none
 	health  *health
 	metrics *metrics
 	monitor *monitor.Monitor // nil: none
@@ -155,6 +160,9 @@ func New(cfg Config) *Driver {
 		overhead:  func(string) uint64 { return 0 },
 	}
 	d.store = &state.Store{Dir: cfg.PluginDir, BootIDFile: cfg.BootIDFile, Rebuild: d.files.rebuild}
+	if cfg.MIG != nil {
+		d.openMIG()
+	}
 	d.metrics = newMetrics(cfg.Registerer, d.store.Look)
 	if cfg.Use != nil {
 		d.startWatching()

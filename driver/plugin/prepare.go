@@ -116,8 +116,14 @@ func (d *Driver) prepare(ctx context.Context, cp *state.Checkpoint, claim *resou
 	if err := fits(cp, claim, shares, plan); err != nil {
 		return err
 	}
-	if err := d.files.make(ctx, c, cp.BootID); err != nil {
-		return errors.Join(err, d.files.remove(claim.UID))
+	err := d.instances(ctx, cp, c)
+	if err == nil {
+		err = d.files.make(ctx, c, cp.BootID)
+	}
+	if err != nil {
+		err = errors.Join(err, d.files.remove(claim.UID))
+		d.settleBackends(ctx, cp)
+		return err
 	}
 	cp.Put(c)
 	return nil

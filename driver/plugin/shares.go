@@ -5,6 +5,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/ptr"
 
@@ -42,7 +43,7 @@ func (d *Driver) sharesOf(claim *resourceapi.ResourceClaim, plan *slicing.Plan) 
 	}
 	var shares []state.Share
 	for _, r := range allocated(claim) {
-		s, err := shareOf(r, d.cfg.NodeName, plan)
+		s, err := shareOf(r, d.cfg.NodeName, claim.UID, plan)
 		if err == nil {
 			err = d.configure(&s, parameters.For(r), plan)
 		}
@@ -69,7 +70,7 @@ func alone(shares []state.Share) error {
 	return nil
 }
 
-func shareOf(r resourceapi.DeviceRequestAllocationResult, pool string, plan *slicing.Plan) (state.Share, error) {
+func shareOf(r resourceapi.DeviceRequestAllocationResult, pool string, claim types.UID, plan *slicing.Plan) (state.Share, error) {
 	s := state.Share{Request: r.Request, Pool: r.Pool, Device: r.Device, Admin: ptr.Deref(r.AdminAccess, false)}
 	if r.ShareID != nil {
 		s.ShareID = *r.ShareID
@@ -88,6 +89,9 @@ func shareOf(r resourceapi.DeviceRequestAllocationResult, pool string, plan *sli
 			return s, fmt.Errorf("the node has no cards now")
 		}
 		return s, nil
+	}
+	if card, in, ok := plan.Instance(r.Device); ok {
+		return instanceOf(r, s, claim, card, in)
 	}
 	card, ok := plan.Card(r.Device)
 	if !ok {
@@ -151,8 +155,14 @@ func fits(cp *state.Checkpoint, claim *resourceapi.ResourceClaim, shares []state
 	type sum struct{ memory, cores int64 }
 	asked := map[string]sum{}
 	for _, s := range shares {
+		if s.Admin {
+			continue
+		}
 		card, ok := plan.Card(s.Device)
-		if !ok || s.Admin {
+		if !ok {
+			if err := exclusive(cp, claim.UID, s); err != nil {
+				return err
+			}
 			continue
 		}
 		a := asked[s.Device]
@@ -182,6 +192,9 @@ func offered(plan *slicing.Plan) string {
 			out += ", "
 		}
 		out += c.Device
+		if c.Partitioned() {
+			out += fmt.Sprintf(" (as %d MIG devices)", len(c.Instances))
+		}
 	}
 	return out
 }

@@ -62,6 +62,9 @@ func (c *Card) partition(group config.NodeGroup) {
 				Device: c.instanceName(d.Profile, i.Start), UUID: d.UUID, ProfileID: i.ProfileID, Profile: d.Profile,
 				MemoryMi: d.MemoryMi, Engines: d.Engines, Place: i.Place, Cores: percent(d.SMs, most),
 			}
+			if d.Fault != "" {
+				in.Unfit = &Unfit{Key: "faulty", Reason: d.Fault}
+			}
 			if strings.Contains(d.Profile, "c.") {
 				in.Device += fmt.Sprintf("-%d", d.ID)
 				in.Unfit = &Unfit{Key: "mig-part", Reason: "the device is a part of a GPU instance and has no memory of its own"}
@@ -146,8 +149,9 @@ func (p *Plan) Instance(device string) (Card, Instance, bool) {
 	return Card{}, Instance{}, false
 }
 
-// OccupyInstance marks an instance that is there as somebody else's.
-func (p *Plan) OccupyInstance(device, key, reason string) {
+// MarkInstance says why nothing may be placed on an instance. The first reason
+// stays.
+func (p *Plan) MarkInstance(device string, why Unfit) {
 	name, _, _ := strings.Cut(device, "-mig-")
 	i, ok := p.byDevice[name]
 	if !ok {
@@ -155,7 +159,7 @@ func (p *Plan) OccupyInstance(device, key, reason string) {
 	}
 	for k := range p.Cards[i].Instances {
 		if in := &p.Cards[i].Instances[k]; in.Device == device && in.Unfit == nil {
-			in.Unfit = &Unfit{Key: key, Reason: reason, Busy: true}
+			in.Unfit = &why
 		}
 	}
 }

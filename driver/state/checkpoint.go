@@ -58,8 +58,8 @@ type Share struct {
 	Device  string `json:"device"`
 	// ShareID tells shares of one device apart; empty for exclusive devices.
 	ShareID types.UID `json:"shareID,omitempty"`
-	// Cards are the UUIDs of the cards the share opens: one, or all of the
-	// node for the monitor device.
+	// Cards are the UUIDs of the cards the share opens: one, which may be a
+	// MIG device, or all of the node for the monitor device.
 	Cards []string `json:"cards"`
 	// Admin shares hold nothing of the card.
 	Admin bool `json:"admin,omitempty"`
@@ -79,6 +79,21 @@ type Share struct {
 	Enforcement string `json:"enforcement,omitempty"`
 	// Env is set in containers, as NAME=value.
 	Env []string `json:"env,omitempty"`
+	// MIG is set for a share that is a MIG device which was made for it.
+	MIG *MIG `json:"mig,omitempty"`
+}
+
+// MIG is an instance that was made for a share.
+type MIG struct {
+	// Claim is the UID of the claim that the share is of.
+	Claim types.UID `json:"claim"`
+	// Card is the UUID of the card.
+	Card string `json:"card"`
+	// Profile is the card's number of the profile; Start and Size are the
+	// memory slices that the instance has.
+	Profile int `json:"profile"`
+	Start   int `json:"start"`
+	Size    int `json:"size"`
 }
 
 // New returns a checkpoint without claims.

@@ -105,6 +105,11 @@ func Lost(card int) Fault { return Fault(fmt.Sprintf("lost %d", card)) }
 // XID is an error event of a card, delivered once to every event set that waits for it.
 func XID(card int, code uint64) Fault { return Fault(fmt.Sprintf("xid %d %d", card, code)) }
 
+// XIDOn is an error event of one GPU instance of a card.
+func XIDOn(card, instance int, code uint64) Fault {
+	return Fault(fmt.Sprintf("xid %d %d %d", card, code, instance))
+}
+
 // ECC is a number of further memory errors.
 func ECC(card int, uncorrected bool, n uint64) Fault {
 	return Fault(fmt.Sprintf("ecc %d %s %d", card, map[bool]string{true: "uncorrected", false: "corrected"}[uncorrected], n))

@@ -36,7 +36,7 @@ type Library struct {
 
 // XID lets card i report an error event to who listens.
 func (l *Library) XID(i int, code uint64) {
-	l.events = append(l.events, nvml.EventData{Device: l.Devices[i], EventType: nvml.EventTypeXidCriticalError, EventData: code})
+	l.events = append(l.events, nvml.EventData{Device: l.Devices[i], EventType: nvml.EventTypeXidCriticalError, EventData: code, GpuInstanceId: 0xffffffff, ComputeInstanceId: 0xffffffff})
 }
 
 // New returns a library with the given cards.

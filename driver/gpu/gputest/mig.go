@@ -195,6 +195,13 @@ func (l *Library) migDevice(i, gi, ci int) nvml.Device {
 	}
 }
 
+// XIDOn lets a GPU instance of card i report an error event.
+func (l *Library) XIDOn(i, gi int, code uint64) {
+	l.events = append(l.events, nvml.EventData{
+		Device: l.Devices[i], EventType: nvml.EventTypeXidCriticalError, EventData: code, GpuInstanceId: uint32(gi), ComputeInstanceId: 0xffffffff,
+	})
+}
+
 // Run puts a program on a device, by UUID.
 func (l *Library) Run(uuid string, pid uint32, memory uint64) {
 	l.programs[uuid] = append(l.programs[uuid], nvml.ProcessInfo{Pid: pid, UsedGpuMemory: memory})

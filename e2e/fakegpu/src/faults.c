@@ -27,6 +27,8 @@ void fg_faults_read(const char *dir, struct fg_faults *out)
 		} else if (sscanf(line, "lost %d", &card) == 1 && on_card(card)) {
 			out->lost[card] = true;
 		} else if (sscanf(line, "xid %d %llu", &card, &n) == 2 && on_card(card) && out->xids < FG_XIDS) {
+			if (sscanf(line, "xid %*d %*u %d", &out->xid[out->xids].gi) != 1)
+				out->xid[out->xids].gi = -1;
 			out->xid[out->xids].card = card;
 			out->xid[out->xids++].code = n;
 		} else if (sscanf(line, "ecc %d %15s %llu", &card, kind, &n) == 3 && on_card(card)) {

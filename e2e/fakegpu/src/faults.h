@@ -2,7 +2,8 @@
  *
  *   unload                 the kernel module is gone: nothing initialises
  *   lost CARD              the card fell off the bus
- *   xid CARD CODE          an XID event; each line is delivered once
+ *   xid CARD CODE [GI]     an XID event, of the card or of a GPU instance of it;
+ *                          each line is delivered once
  *   ecc CARD KIND N        N memory errors, KIND corrected or uncorrected
  *   temp CARD C            temperature, degrees
  *
@@ -21,7 +22,7 @@ struct fg_faults {
 	uint64_t ecc_corrected[FG_MAX_CARDS], ecc_uncorrected[FG_MAX_CARDS];
 	int temperature[FG_MAX_CARDS];   /* 0: none told */
 	int xids;                        /* of the lines told, the first FG_XIDS */
-	struct { int card; uint64_t code; } xid[FG_XIDS];
+	struct { int card; uint64_t code; int gi; } xid[FG_XIDS]; /* gi < 0: the card */
 };
 
 void fg_faults_read(const char *dir, struct fg_faults *out);

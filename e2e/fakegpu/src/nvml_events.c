@@ -82,6 +82,7 @@ static bool next_event(nvmlEventSet_t set, nvmlDevice_t d, const struct fg_fault
 				continue;
 			out->eventType = NVML_EVENT_XID;
 			out->eventData = now->xid[i].code;
+			out->gpuInstanceId = (unsigned)now->xid[i].gi;
 			return true;
 		}
 	if (set->types[card] & NVML_EVENT_DOUBLE_BIT_ECC && now->ecc_uncorrected[card] > set->uncorrected[card]) {
