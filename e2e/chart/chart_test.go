@@ -158,3 +158,34 @@ func exportedNames(t *testing.T) map[string]bool {
 	}
 	return out
 }
+
+// A wildcard in a role grants what nobody has thought of.
+func TestNoRoleOfTheChartHasAWildcard(t *testing.T) {
+	roles := 0
+	for _, document := range strings.Split(helm(t, "template", "s", chart), "\n---") {
+		var role struct {
+			Kind     string
+			Metadata struct{ Name string }
+			Rules    []struct{ APIGroups, Resources, Verbs []string }
+		}
+		if err := yaml.Unmarshal([]byte(document), &role); err != nil {
+			t.Fatal(err)
+		}
+		if role.Kind != "ClusterRole" && role.Kind != "Role" {
+			continue
+		}
+		roles++
+		for _, rule := range role.Rules {
+			for _, list := range [][]string{rule.APIGroups, rule.Resources, rule.Verbs} {
+				for _, word := range list {
+					if strings.Contains(word, "*") {
+						t.Errorf("%s %s grants %v of %v in %v", role.Kind, role.Metadata.Name, rule.Verbs, rule.Resources, rule.APIGroups)
+					}
+				}
+			}
+		}
+	}
+	if roles < 4 {
+		t.Errorf("%d roles were looked at", roles)
+	}
+}
