@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/sluice-gpu/sluice/e2e/testbed"
@@ -48,20 +47,7 @@ func may(t *testing.T, ctx context.Context, user string, groups []string, r righ
 // as the API server answers it.
 func TestEverybodyHasTheRightsThatHeNeedsAndNoOthers(t *testing.T) {
 	ctx, ns := scenario(t)
-	_, err := bed.Client.RbacV1().RoleBindings(ns).Create(ctx, &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: "tenant"},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "edit"},
-		Subjects:   []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: "tenant"}},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = testbed.Until(patient(t, ctx), "the tenant's role to hold", func() (bool, string, error) {
-		return may(t, ctx, "tenant", nil, "create pods in "+ns), "not yet", nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	tenantOf(t, ctx, ns)
 	account := "system:serviceaccount:" + testbed.SystemNamespace + ":"
 	const (
 		resource = ".resource.k8s.io"
