@@ -56,7 +56,7 @@ static int hex(const char *text, uint8_t *out)
     return n == 32;
 }
 
-static void grant(const char *dir, int create, uint64_t overhead, uint32_t rate, uint32_t factor)
+static void grant(const char *dir, int create, uint64_t overhead, uint32_t rate, uint32_t factor, uint32_t gated)
 {
     struct sluice_grant *g = file(dir, "grant", sizeof *g, create), next = {0};
     struct timespec t;
@@ -68,6 +68,9 @@ static void grant(const char *dir, int create, uint64_t overhead, uint32_t rate,
     next.context_overhead_bytes = overhead;
     next.core_rate_ppm = rate;
     next.busy_factor_ppm = factor;
+    /* A share without a guarantee is held to nothing here: it is alone. */
+    next.core_gated = create ? gated : g->core_gated;
+    next.core_fallback_ppm = create ? rate : g->core_fallback_ppm;
     next.checksum = sluice_checksum(&next, offsetof(struct sluice_grant, checksum));
     uint32_t sequence = g->sequence;
     __atomic_store_n(&g->sequence, sequence + 1, __ATOMIC_SEQ_CST);
@@ -92,7 +95,8 @@ static void make(char **a)
     l.checksum = sluice_checksum(&l, offsetof(struct sluice_limit, checksum));
     mkdir(a[0], 0755);
     memcpy(file(a[0], "limit", sizeof l, 1), &l, sizeof l);
-    grant(a[0], 1, strtoull(a[5], 0, 0), l.core_percent ? l.core_percent * 10000 : 1000000, 1000000);
+    grant(a[0], 1, strtoull(a[5], 0, 0), l.core_percent ? l.core_percent * 10000 : 1000000, 1000000,
+          l.core_percent != 0);
     struct sluice_account *account = file(a[0], "account", sizeof *account, 1);
     account->magic = SLUICE_ACCOUNT_MAGIC;
     account->version = SLUICE_VERSION;
@@ -118,7 +122,7 @@ int main(int n, char **a)
     if (n == 8 && !strcmp(a[1], "make"))
         make(a + 2);
     else if (n == 6 && !strcmp(a[1], "grant"))
-        grant(a[2], 0, strtoull(a[3], 0, 0), (uint32_t)atoi(a[4]), (uint32_t)atoi(a[5]));
+        grant(a[2], 0, strtoull(a[3], 0, 0), (uint32_t)atoi(a[4]), (uint32_t)atoi(a[5]), 0);
     else if (n == 3 && !strcmp(a[1], "read"))
         show(a[2]);
     else
