@@ -63,3 +63,20 @@ func FuzzAccountDecoder(f *testing.F) {
 		}
 	})
 }
+
+// FuzzCoreTimeDecoder: nothing that a tenant writes is negative.
+func FuzzCoreTimeDecoder(f *testing.F) {
+	f.Add(emptyAccount()[:accountOffSlot], ^uint64(0))
+	f.Fuzz(func(t *testing.T, head []byte, v uint64) {
+		b := make([]byte, accountOffSlot)
+		copy(b, emptyAccount())
+		copy(b, head)
+		for _, off := range []int{accountOffBusy, accountOffCharged, accountOffWaited} {
+			le.PutUint64(b[off:], v)
+		}
+		c, err := decodeCoreTime(b)
+		if err == nil && (c.Busy < 0 || c.Charged < 0 || c.Throttled < 0) {
+			t.Fatalf("out of bounds: %+v", c)
+		}
+	})
+}

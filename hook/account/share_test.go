@@ -349,6 +349,8 @@ func TestLimitsAndGrantsSurviveTheirFiles(t *testing.T) {
 			ContextOverhead: rapid.Uint64().Draw(t, "overhead"),
 			CoreRate:        rapid.Uint32().Draw(t, "rate"),
 			BusyFactor:      rapid.Uint32().Draw(t, "factor"),
+			Gated:           rapid.Bool().Draw(t, "gated"),
+			Fallback:        rapid.Uint32().Draw(t, "fallback"),
 		}
 		seq := rapid.Uint32().Draw(t, "sequence")
 		if got, s, err := decodeGrant(g.encode(seq)); err != nil || got != g || s != seq {

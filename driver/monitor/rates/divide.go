@@ -161,4 +161,8 @@ func fallback(shares []Share, i int, own []float64) float64 {
 	return max(own[i], free/without)
 }
 
-func millionths(part float64) uint32 { return uint32(min(max(part, 0), 1) * whole) }
+// millionths rounds down, but for what floating point lost.
+func millionths(part float64) uint32 {
+	const lost = 1e-3
+	return uint32(min(max(part, 0), 1)*whole + lost)
+}
