@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/sluice-gpu/sluice/hook/bench/coretime"
 )
 
 // gpuCheck runs the parts of `make gpu-check` that need no CUDA compiler on a
@@ -13,7 +15,7 @@ import (
 func gpuCheck(t *testing.T, memory uint64, parts string) (report string, failed bool) {
 	t.Helper()
 	n := newNode(t, 1, memory, 300*mi)
-	fake, err := simulatedDriver()
+	fake, err := coretime.SimulatedDriver("../e2e/fakegpu")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,15 +2,12 @@ package hook
 
 import (
 	"bufio"
-	"crypto/sha256"
-	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -18,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sluice-gpu/sluice/hook/account"
+	"github.com/sluice-gpu/sluice/hook/bench/coretime"
 )
 
 // lab is what the tests build once: the limiter with paths of its own, the
@@ -63,7 +61,7 @@ var buildLab = sync.OnceValues(func() (*lab, error) {
 		readSources,
 		func() error { return os.MkdirAll(l.lib, 0o755) },
 		func() error { return os.MkdirAll(filepath.Dir(l.real), 0o755) },
-		func() (err error) { fake, err = simulatedDriver(); return err },
+		func() (err error) { fake, err = coretime.SimulatedDriver("../e2e/fakegpu"); return err },
 		func() error { return sh("cp", filepath.Join(fake, "libcuda.so."+driverVersion), l.real) },
 		func() error {
 			return sh("cp", filepath.Join(fake, "libnvidia-ml.so."+driverVersion), filepath.Join(filepath.Dir(l.real), "real-nvidia-ml.so"))
@@ -104,49 +102,6 @@ func readSources() error {
 		}
 		return err
 	})
-}
-
-// simulatedDriver returns the folder of the simulated driver. It is built when its sources
-// have changed and kept among the user's cached files, as it takes longer than
-// most tests.
-func simulatedDriver() (string, error) {
-	sum := sha256.New()
-	sources := os.DirFS("../e2e/fakegpu")
-	err := fs.WalkDir(sources, ".", func(name string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() || !slices.Contains([]string{".c", ".h", ".sh"}, filepath.Ext(name)) {
-			return err
-		}
-		b, err := fs.ReadFile(sources, name)
-		fmt.Fprintf(sum, "%s %d\n%s", name, len(b), b)
-		return err
-	})
-	if err != nil {
-		return "", err
-	}
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		cache = os.TempDir()
-	}
-	kept := filepath.Join(cache, "sluice", fmt.Sprintf("fakegpu-%x", sum.Sum(nil)[:8]))
-	if _, err := os.Stat(kept); err == nil {
-		return kept, nil
-	}
-	if err := os.MkdirAll(filepath.Dir(kept), 0o755); err != nil {
-		return "", err
-	}
-	fresh, err := os.MkdirTemp(filepath.Dir(kept), "fakegpu-new-")
-	if err != nil {
-		return "", err
-	}
-	defer os.RemoveAll(fresh)
-	if err := sh("../e2e/fakegpu/build.sh", fresh); err != nil {
-		return "", err
-	}
-	// Another test run may have been faster.
-	if err := os.Rename(fresh, kept); err != nil && !errors.Is(err, fs.ErrExist) {
-		return "", err
-	}
-	return kept, nil
 }
 
 func sh(name string, args ...string) error {

@@ -32,9 +32,9 @@ cd "$here/probe"
 # shellcheck disable=SC2086
 $cc $flags -fPIC -shared -o "$out/libcudaprobe-plugin.so" plugin.c -L"$out" -lcuda -Wl,-z,now
 # shellcheck disable=SC2086
-$cc $flags -o "$out/cudaprobe" probe.c memory.c kernels.c resolve.c -ldl
+$cc $flags -o "$out/cudaprobe" probe.c memory.c kernels.c work.c resolve.c -ldl
 # shellcheck disable=SC2086
-$cc $flags -DPROBE_LINK -o "$out/cudaprobe-link" probe.c memory.c kernels.c resolve.c -L"$out" -lcuda -ldl
+$cc $flags -DPROBE_LINK -o "$out/cudaprobe-link" probe.c memory.c kernels.c work.c resolve.c -L"$out" -lcuda -ldl
 
 cd "$here/src"
 # shellcheck disable=SC2086

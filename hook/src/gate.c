@@ -15,6 +15,7 @@ enum {
      * not let out: a kernel that spins until another one has run. */
     STUCK_MS = 500,
     FORGET_EVERY_MS = 1000,
+    LEAD = 16, /* launches */
 };
 
 #define US 1000ull
@@ -162,6 +163,20 @@ static uint64_t outstanding(const struct gate *g)
         for (unsigned i = 0; i < lane->samples; i++)
             sum += lane->sample[i].cost;
     return expected(g, sum);
+}
+
+/* How much may be with the card before a launch waits. Where others want the
+ * card, too, it is no more than some launches: a kernel whose time is in its
+ * arguments may take a thousand times what is known of it, and nobody can see
+ * that before one has ended. And it is the less the less is granted, for all of
+ * it will be owed. */
+static uint64_t bound(const struct gate *g)
+{
+    int64_t has = tokens(g);
+    if (unlimited(g))
+        return GATE_OUTSTANDING;
+    return min64(clamp64(LEAD * expected(g, g->mean), GATE_SAMPLE, GATE_OUTSTANDING),
+                 (has > 0 ? (uint64_t)has : 0) + parts(GATE_OUTSTANDING, g->rate));
 }
 
 /* ---- streams that cannot be sampled ---- */
@@ -353,7 +368,7 @@ static uint64_t must_wait(const struct gate *g, const struct gate_lane *lane, co
     uint64_t look = clamp64(first / 8, 30 * US, GATE_MS / 2);
     if (lane->samples >= GATE_SAMPLES - 1)
         return look;
-    if (outstanding(g) > GATE_OUTSTANDING && !(unlimited(g) && lane->samples < 2))
+    if (outstanding(g) > bound(g) && !(unlimited(g) && lane->samples < 2))
         return look;
     /* Of a kernel that was never seen to end there is one at a time. */
     for (unsigned i = 0; l->single && i < lane->samples; i++)
@@ -432,9 +447,9 @@ static uint64_t room(const struct gate *g, const struct gate_lane *lane, const s
 {
     uint64_t out = outstanding(g), may = GATE_SAMPLE;
     /* Between two contexts, or where a kernel must be alone to be learnt. */
-    if (g->lanes->next || l->blind || !l->exact || lane->samples >= GATE_SAMPLES - 1 || out >= GATE_OUTSTANDING)
+    if (g->lanes->next || l->blind || !l->exact || lane->samples >= GATE_SAMPLES - 1 || out >= bound(g))
         return 0;
-    may = min64(may, GATE_OUTSTANDING - out);
+    may = min64(may, bound(g) - out);
     if (!unlimited(g)) {
         int64_t has = tokens(g);
         may = min64(may, has > 0 ? (uint64_t)has : 0);

@@ -29,7 +29,7 @@
 #include "gate.h"
 #include "real.h"
 
-enum { TENANTS = 16, KERNELS = 16, QUEUE = 1024, SLICE = 2000000, LAUNCH_NS = 4000, STACK = 128 << 10 };
+enum { TENANTS = 16, KERNELS = 16, QUEUE = 1024, SLICE = 2000000, LAUNCH_NS = 8000, STACK = 128 << 10 };
 
 struct CUevent_st {
     uint64_t stamp;

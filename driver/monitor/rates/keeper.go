@@ -45,11 +45,12 @@ type seen struct {
 	// What the factor is made of: recent time by NVML and by the account, as
 	// parts of the card's.
 	real, said float64
+	rested     bool // it was idle when the card's time was divided last
 }
 
 // FactorEvery is how often Utilization is worth calling: NVML samples some six
 // times a second.
-const FactorEvery = 500 * time.Millisecond
+const FactorEvery = 250 * time.Millisecond
 
 const (
 	// restful is for how long a share must not have asked to count as idle.
@@ -85,6 +86,7 @@ func (k *Keeper) Tick(now time.Duration, readings []Reading) map[string]Grant {
 		for i, r := range here {
 			shares[i] = Share{Guarantee: r.Guarantee, Hard: r.Hard, Wants: k.shares[r.Name].wants(now)}
 		}
+		k.changed(now, here)
 		k.together(here)
 		for i, rate := range Divide(shares) {
 			out[here[i].Name] = Grant{Rate: rate, BusyFactor: millionths(k.shares[here[i].Name].factor)}
@@ -125,6 +127,24 @@ func (s *seen) wants(now time.Duration) float64 {
 	return 0
 }
 
+// changed lets new readings of NVML count for more when a share of the card
+// began or ceased to work: what was seen before tells little about now.
+func (k *Keeper) changed(now time.Duration, here []Reading) {
+	const keep = 0.2
+	any := false
+	for _, r := range here {
+		s := k.shares[r.Name]
+		rests := now-s.asked >= restful
+		any = any || rests != s.rested
+		s.rested = rests
+	}
+	for _, r := range here {
+		if s := k.shares[r.Name]; any {
+			s.real, s.said = s.real*keep, s.said*keep
+		}
+	}
+}
+
 // together corrects the factors of a card's shares at once when what they claim
 // is more than a card has: it began to take turns between them. By how much
 // each of them is too high is for NVML to say.
@@ -146,8 +166,8 @@ func (k *Keeper) together(here []Reading) {
 }
 
 // Few readings of NVML make a second, and each is rounded: a share that claimed
-// little says nothing about its factor.
-const little, lowest = 0.05, 0.02
+// little says nothing about its factor, and one reading moves it by a quarter.
+const little, lowest, memory = 0.05, 0.02, 0.75
 
 // Utilization takes what NVML says that shares really used, each as a part of
 // the card's time since the last call, and corrects their factors. Shares that
@@ -164,7 +184,7 @@ func (k *Keeper) Utilization(used map[string]float64) {
 		if part < little {
 			continue
 		}
-		s.real, s.said = s.real/2+real, s.said/2+part
+		s.real, s.said = s.real*memory+real, s.said*memory+part
 		s.factor = min(max(s.real/s.said, lowest), 1)
 	}
 }

@@ -13,7 +13,7 @@ void probe_unload(void)
 	spin = NULL;
 }
 
-static CUresult load_spin(void)
+CUresult probe_load_spin(void)
 {
 	static const char image[] = "fakegpu module\nspin param\n";
 	CUmodule m;
@@ -24,22 +24,22 @@ static CUresult load_spin(void)
 	return r;
 }
 
-static CUresult launch_one(const char *how, uint64_t ns, CUgraphExec graph)
+CUresult probe_launch_one(const char *how, uint64_t ns, CUgraphExec graph, CUstream stream)
 {
 	void *params[] = { &ns };
 
 	if (!strcmp(how, "launchex")) {
-		const CUlaunchConfig c = { 1, 1, 1, 32, 1, 1, 0, NULL, NULL, 0 };
+		const CUlaunchConfig c = { 1, 1, 1, 32, 1, 1, 0, stream, NULL, 0 };
 		return TRY(cuLaunchKernelEx, &c, spin, params, NULL);
 	}
 	if (!strcmp(how, "coop"))
-		return TRY(cuLaunchCooperativeKernel, spin, 1, 1, 1, 32, 1, 1, 0, NULL, params);
+		return TRY(cuLaunchCooperativeKernel, spin, 1, 1, 1, 32, 1, 1, 0, stream, params);
 	if (graph)
-		return TRY(cuGraphLaunch, graph, NULL);
-	return TRY(cuLaunchKernel, spin, 1, 1, 1, 32, 1, 1, 0, NULL, params, NULL);
+		return TRY(cuGraphLaunch, graph, stream);
+	return TRY(cuLaunchKernel, spin, 1, 1, 1, 32, 1, 1, 0, stream, params, NULL);
 }
 
-static CUresult graph_of(uint64_t ns, CUgraphExec *e)
+CUresult probe_graph_of(uint64_t ns, CUgraphExec *e)
 {
 	void *params[] = { &ns };
 	CUDA_KERNEL_NODE_PARAMS_v2 k = { .func = spin, .gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 32,
@@ -59,12 +59,12 @@ CUresult probe_launches(const char *how, uint64_t ns, unsigned long count)
 {
 	CUgraphExec e = NULL;
 	uint64_t began = probe_now();
-	CUresult r = load_spin();
+	CUresult r = probe_load_spin();
 
 	if (!r && !strcmp(how, "graph"))
-		r = graph_of(ns, &e);
+		r = probe_graph_of(ns, &e);
 	for (unsigned long i = 0; !r && i < count; i++)
-		r = launch_one(how, ns, e);
+		r = probe_launch_one(how, ns, e, NULL);
 	const uint64_t queued = probe_now() - began;
 	if (!r)
 		r = TRY(cuCtxSynchronize);
@@ -76,10 +76,10 @@ CUresult probe_busy(uint64_t ns, uint64_t duration)
 {
 	const uint64_t began = probe_now();
 	unsigned long n = 0;
-	CUresult r = load_spin();
+	CUresult r = probe_load_spin();
 
 	while (!r && probe_now() - began < duration) {
-		r = launch_one("launch", ns, NULL);
+		r = probe_launch_one("launch", ns, NULL, NULL);
 		n++;
 	}
 	if (!r)
@@ -93,7 +93,7 @@ CUresult probe_timed(uint64_t ns)
 {
 	CUevent a, b;
 	float ms = 0;
-	CUresult r = load_spin();
+	CUresult r = probe_load_spin();
 
 	if (!r)
 		r = TRY(cuEventCreate, &a, 0);
@@ -102,7 +102,7 @@ CUresult probe_timed(uint64_t ns)
 	if (!r)
 		r = TRY(cuEventRecord, a, NULL);
 	if (!r)
-		r = launch_one("launch", ns, NULL);
+		r = probe_launch_one("launch", ns, NULL, NULL);
 	if (!r)
 		r = TRY(cuEventRecord, b, NULL);
 	if (!r)
@@ -119,12 +119,12 @@ CUresult probe_churn(uint64_t duration)
 	const uint64_t began = probe_now();
 	unsigned seed = (unsigned)(began ^ (uint64_t)getpid());
 	unsigned long n = 0;
-	CUresult r = load_spin();
+	CUresult r = probe_load_spin();
 
 	for (; !r && probe_now() - began < duration; n++) {
 		const unsigned dice = (unsigned)rand_r(&seed);
 		if (dice % 3 == 0)
-			r = launch_one("launch", dice / 3 % 50000, NULL);
+			r = probe_launch_one("launch", dice / 3 % 50000, NULL, NULL);
 		else if (dice % 3 == 1 && probe_held())
 			r = probe_give_last();
 		else
@@ -145,7 +145,7 @@ CUresult probe_capture(const char *mode)
 	CUstream s;
 	CUgraph g = NULL;
 	CUdeviceptr p;
-	CUresult r = load_spin();
+	CUresult r = probe_load_spin();
 
 	if (!r)
 		r = TRY(cuStreamCreate, &s, 1);

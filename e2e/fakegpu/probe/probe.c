@@ -22,6 +22,11 @@
  *   free:all free:last   returns what the steps above took
  *   launch:TIME*N        N kernels of TIME; launchex, coop, graph likewise
  *   busy:TIME:FOR        kernels of TIME one after another for FOR
+ *   work:HOW:TIME,...:FOR  kernels of the times in turn, launched HOW (launch,
+ *                        launchex, coop, graph), for FOR; says how many, and
+ *                        the longest that a launch took
+ *   capturing:MODE*N     captures three launches in one stream while N kernels of
+ *                        1 ms run in another; says how many nodes the graph has
  *   event:TIME           one kernel between two events; says the time between
  *   churn:FOR            allocates, frees and launches at random for FOR
  *   proc:NAME:VERSION    what cuGetProcAddress gives: the exported symbol, the status
@@ -230,6 +235,10 @@ static CUresult run(const char *name, const char *arg, unsigned long count)
 		const char *second = strchr(arg, ':');
 		return probe_busy(probe_time(arg), second ? probe_time(second + 1) : 1000000000u);
 	}
+	if (!strcmp(name, "work"))
+		return probe_work(arg);
+	if (!strcmp(name, "capturing"))
+		return probe_capturing(arg, count);
 	if (!strcmp(name, "churn"))
 		return probe_churn(probe_time(arg));
 	if (!strcmp(name, "proc"))

@@ -55,7 +55,17 @@ CUresult probe_busy(uint64_t ns, uint64_t duration);
 CUresult probe_timed(uint64_t ns);
 CUresult probe_churn(uint64_t duration);
 CUresult probe_capture(const char *mode);
+/* One launch of ns, by launch, launchex, coop or, with its graph, graph; after
+ * probe_load_spin. */
+CUresult probe_load_spin(void);
+CUresult probe_launch_one(const char *how, uint64_t ns, CUgraphExec graph, CUstream stream);
+CUresult probe_graph_of(uint64_t ns, CUgraphExec *e);
 /* The context is gone, and with it the modules. */
 void probe_unload(void);
+
+/* --- work.c: longer stories of kernels --- */
+
+CUresult probe_work(const char *arg);
+CUresult probe_capturing(const char *mode, unsigned long count);
 
 #endif
