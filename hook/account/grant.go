@@ -69,10 +69,10 @@ func decodeGrant(b []byte) (Grant, uint32, error) {
 	}, sequence, nil
 }
 
-// UpdateGrant rewrites the grant of the share in dir, in place and under its
-// sequence lock, with the heartbeat of now. One writer at a time: two would
-// interleave their sequence numbers. A writer that died half way is no
-// obstacle, for readers keep their last good grant until the next write.
+// UpdateGrant rewrites the grant of the share in dir, in place and with the next
+// sequence number, with the heartbeat of now. One writer at a time: two would
+// give the same number. A grant that a writer left half done, with an odd
+// number, is no obstacle: readers keep their last good one until this.
 func UpdateGrant(dir string, g Grant) error {
 	name := filepath.Join(dir, GrantFile)
 	f, err := openFile(name, os.O_RDWR)
@@ -97,17 +97,11 @@ func writeGrant(f *os.File, g Grant) error {
 	if _, err := f.ReadAt(seq[:], grantOffSequence); err != nil {
 		return fmt.Errorf("read its sequence number: %w", err)
 	}
-	writing := le.Uint32(seq[:]) | 1
-	le.PutUint32(seq[:], writing)
-	if _, err := f.WriteAt(seq[:], grantOffSequence); err != nil {
-		return err
-	}
-	b := g.encode(writing)
-	if _, err := f.WriteAt(b, 0); err != nil {
-		return err
-	}
-	le.PutUint32(seq[:], writing+1)
-	_, err := f.WriteAt(seq[:], grantOffSequence)
+	// One write, with the next even number. Readers see by the checksum when
+	// they caught the kernel copying it. A number that is odd for as long as two
+	// more writes take would be simpler to read, but this process may lose its
+	// CPU in between, and programs that start then would be refused.
+	_, err := f.WriteAt(g.encode((le.Uint32(seq[:])|1)+1), 0)
 	return err
 }
 

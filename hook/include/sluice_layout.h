@@ -6,7 +6,7 @@
  *
  *   limit    what the share may use; written once, read-only for the tenant
  *   grant    what the node tells the share now; rewritten in place by the node
- *            under a sequence lock, read-only for the tenant
+ *            with a new sequence number, read-only for the tenant
  *   account  what the share uses; written by the processes of the tenant, read
  *            and never believed by the node
  *

@@ -165,16 +165,16 @@ static uint64_t outstanding(const struct gate *g)
     return expected(g, sum);
 }
 
-/* How much may be with the card before a launch waits. Where others want the
- * card, too, it is no more than some launches: a kernel whose time is in its
- * arguments may take a thousand times what is known of it, and nobody can see
- * that before one has ended. And it is the less the less is granted, for all of
- * it will be owed. */
+/* How much may be with the card before a launch waits. It is no more than some
+ * launches: a kernel whose time is in its arguments may take a thousand times
+ * what is known of it, and nobody can see that before one has ended. Where
+ * others want the card, too, it is the less the less is granted, for all of it
+ * will be owed. */
 static uint64_t bound(const struct gate *g)
 {
     int64_t has = tokens(g);
     if (unlimited(g))
-        return GATE_OUTSTANDING;
+        return clamp64(2 * LEAD * expected(g, g->mean), GATE_SAMPLE, GATE_OUTSTANDING);
     return min64(clamp64(LEAD * expected(g, g->mean), GATE_SAMPLE, GATE_OUTSTANDING),
                  (has > 0 ? (uint64_t)has : 0) + parts(GATE_OUTSTANDING, g->rate));
 }
