@@ -59,7 +59,7 @@ func command() *cobra.Command {
 	f.StringVar(&o.webhook.Namespace, "namespace", envOr("POD_NAMESPACE", "sluice-system"), "namespace of the controller, its Service, Secret and lease")
 	f.StringVar(&o.webhook.Service, "webhook-service", "sluice-quota", "Service in front of the webhook")
 	f.StringVar(&o.webhook.Secret, "webhook-secret", "sluice-quota-webhook", "Secret that keeps the webhook's certificate")
-	f.StringVar(&o.webhook.Configuration, "webhook-configuration", "sluice-quota", "MutatingWebhookConfiguration that gets the certificate's authority")
+	f.StringVar(&o.webhook.Configuration, "webhook-configuration", "sluice-quota", "MutatingWebhookConfiguration and ValidatingWebhookConfiguration that get the certificate's authority")
 	f.StringVar(&o.webhook.Host, "webhook-host", "", "address that the webhook listens on; empty for all")
 	f.IntVar(&o.webhook.Port, "webhook-port", 9443, "port that the webhook listens on")
 	f.StringVar(&o.webhook.CertDir, "cert-dir", "/tmp/sluice-quota", "directory for the webhook's certificate")

@@ -38,14 +38,7 @@ func (f *Fleet) request(ctx context.Context, r *resourceapi.DeviceRequest) (Pric
 	possible := false
 	for i := range r.FirstAvailable {
 		s := &r.FirstAvailable[i]
-		p, err := f.exactly(ctx, r.Name+"/"+s.Name, &resourceapi.ExactDeviceRequest{
-			DeviceClassName: s.DeviceClassName,
-			Selectors:       s.Selectors,
-			AllocationMode:  s.AllocationMode,
-			Count:           s.Count,
-			Tolerations:     s.Tolerations,
-			Capacity:        s.Capacity,
-		})
+		p, err := f.exactly(ctx, r.Name+"/"+s.Name, subRequest(s))
 		if err != nil {
 			if first == nil {
 				first = err
@@ -59,6 +52,18 @@ func (f *Fleet) request(ctx context.Context, r *resourceapi.DeviceRequest) (Pric
 		return Price{}, first
 	}
 	return dearest, nil
+}
+
+// subRequest is an alternative as if it were asked for alone.
+func subRequest(s *resourceapi.DeviceSubRequest) *resourceapi.ExactDeviceRequest {
+	return &resourceapi.ExactDeviceRequest{
+		DeviceClassName: s.DeviceClassName,
+		Selectors:       s.Selectors,
+		AllocationMode:  s.AllocationMode,
+		Count:           s.Count,
+		Tolerations:     s.Tolerations,
+		Capacity:        s.Capacity,
+	}
 }
 
 func (f *Fleet) exactly(ctx context.Context, name string, r *resourceapi.ExactDeviceRequest) (Price, error) {

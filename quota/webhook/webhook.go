@@ -6,7 +6,10 @@
 // is adopted by the controller, and gets no device before it has a ticket, which
 // the policies inside the API server see to.
 //
-// Three kinds of objects pass here, chosen by match conditions: pods and jobs
+// Besides, it refuses claims with mistakes that nobody else would name: see
+// validate.
+//
+// Three kinds of objects are changed here, chosen by match conditions: pods and jobs
 // with a queue label, and ResourceClaims made by the scheduler for extended
 // resources, which are born with their ticket because the scheduler allocates
 // them at once.
@@ -38,6 +41,7 @@ const (
 	PodPath   = "/mutate-pod"
 	JobPath   = "/mutate-job"
 	ClaimPath = "/mutate-claim"
+	CheckPath = "/validate"
 )
 
 // Tickets gives the scheduler's own claims their ticket.
@@ -49,14 +53,16 @@ type Tickets interface {
 type Backend interface {
 	Tickets
 	Templates
+	Checker
 }
 
 // Handlers are the webhook's handlers by path.
 func Handlers(backend Backend, schedulerUsers []string) map[string]http.Handler {
 	all := map[string]admission.HandlerFunc{
-		PodPath:   translating(backend, pod),
-		JobPath:   job,
+		PodPath:   queueing(backend, translating(backend, pod)),
+		JobPath:   queueing(backend, job),
 		ClaimPath: claims(backend, schedulerUsers),
+		CheckPath: queueing(backend, validate(backend)),
 	}
 	served := map[string]http.Handler{}
 	for path, f := range all {
