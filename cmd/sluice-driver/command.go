@@ -27,6 +27,7 @@ import (
 	"github.com/sluice-gpu/sluice/driver/limit"
 	"github.com/sluice-gpu/sluice/driver/mps"
 	"github.com/sluice-gpu/sluice/driver/plugin"
+	"github.com/sluice-gpu/sluice/driver/state"
 )
 
 // options are the flags. The chart sets them all; their defaults are those of
@@ -52,7 +53,6 @@ type options struct {
 	listen           string
 	scanInterval     time.Duration
 	monitor          time.Duration
-	benignXIDs       []uint
 	reconcile        time.Duration
 }
 
@@ -106,7 +106,6 @@ permission to open the card's device nodes.`,
 	f.BoolVar(&o.mps, "mps", true, "offer enforcement mps: start NVIDIA's MPS control daemon for cards with such shares; needs the host's PID namespace")
 	f.StringVar(&o.listen, "listen", ":9402", "address for /healthz, /readyz and /metrics; empty: none")
 	f.DurationVar(&o.scanInterval, "scan-interval", 2*time.Second, "time between two looks at the cards")
-	f.UintSliceVar(&o.benignXIDs, "benign-xids", benignXIDs(), "XID error events that say nothing about a card's health; any other takes the card out of service")
 	f.DurationVar(&o.monitor, "monitor-interval", 250*time.Millisecond, "time between two looks at what runs on the cards")
 	f.DurationVar(&o.reconcile, "reconcile-interval", 3*time.Minute, "time between two comparisons of prepared claims with the API server")
 	logsapi.AddFlags(logging, f)
@@ -140,9 +139,9 @@ func run(ctx context.Context, o options) error {
 	}
 	scanner := gpu.NewScanner(first(o.driverRootMount, o.driverRoot), o.sysfsRoot)
 	defer scanner.Close()
-	scanner.Benign = scanner.Benign[:0]
-	for _, code := range o.benignXIDs {
-		scanner.Benign = append(scanner.Benign, uint64(code))
+	scanner.FaultsFile = filepath.Join(pluginDir, "faults.json")
+	if scanner.BootID, err = (&state.Store{BootIDFile: o.bootIDFile}).BootID(); err != nil {
+		return fmt.Errorf("--boot-id-file: %w", err)
 	}
 	edits := &nvidia.Generator{
 		DriverRoot: o.driverRoot, DriverRootMount: o.driverRootMount,
@@ -214,14 +213,6 @@ func daemonCommand(name, short string, run func(mps.Daemon) error) *cobra.Comman
 	f.StringVar(&d.DriverRoot, "driver-root", "/", "folder of the host with the NVIDIA driver's programs")
 	f.StringVar(&d.Proc, "proc", "/proc", "procfs of the host's PID namespace")
 	return cmd
-}
-
-func benignXIDs() []uint {
-	var out []uint
-	for _, code := range gpu.BenignXIDs() {
-		out = append(out, uint(code))
-	}
-	return out
 }
 
 func newClient(kubeconfig string) (kubernetes.Interface, error) {

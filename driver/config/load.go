@@ -150,6 +150,9 @@ func setDefaults(c *DriverConfiguration) {
 // path of its field.
 func Validate(c *DriverConfiguration) field.ErrorList {
 	var errs field.ErrorList
+	if q := c.Health.Quiet; q != nil && q.Duration <= 0 {
+		errs = append(errs, field.Invalid(field.NewPath("health", "quiet"), q.Duration.String(), "is the time without an error after which a card is offered again, such as 10m"))
+	}
 	names := map[string]bool{}
 	for i, g := range c.NodeGroups {
 		at := field.NewPath("nodeGroups").Index(i)

@@ -29,9 +29,23 @@ type DriverConfiguration struct {
 	// cards are offered in mode dynamic.
 	NodeGroups []NodeGroup `json:"nodeGroups,omitempty"`
 
+	// Health says which errors of cards count.
+	Health Health `json:"health,omitzero"`
+
 	// name and text are the file that it was read from, for messages.
 	name string
 	text document
+}
+
+// Health says which errors of cards count, and for how long.
+type Health struct {
+	// BenignXIDs are error events that say nothing about a card's health.
+	// Default: those that programs cause, see gpu.BenignXIDs. An empty list: none.
+	BenignXIDs []uint64 `json:"benignXIDs,omitempty"`
+
+	// Quiet is for how long a card must report no error before it is offered
+	// again, after an error that does not need a reset. Default 10 minutes.
+	Quiet *metav1.Duration `json:"quiet,omitempty"`
 }
 
 // NodeGroup offers the cards of some nodes in one way.

@@ -51,8 +51,11 @@ type GPU struct {
 	MemoryBandwidth int64 // GB/s, peak
 	FP16TFLOPS      int64 // dense tensor throughput as published by the maker
 
-	// Fault says what is wrong with the card; empty if nothing is known.
-	Fault string
+	// Fault says what is wrong with the card; empty if nothing is known. Dead
+	// tells that programs on it cannot go on, Clears what ends the fault.
+	Fault  string
+	Dead   bool
+	Clears string
 	// MIG tells that the card is in MIG mode, in which whole-card shares
 	// cannot run on it.
 	MIG bool

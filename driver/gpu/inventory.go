@@ -4,8 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
+	"slices"
 	"sync"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/lookup"
@@ -16,7 +19,8 @@ type Inventory struct {
 	// GPUs are the readable cards in PCI order.
 	GPUs []GPU
 	// Missing has one sentence for each card that NVML counts but cannot
-	// read, for example one that fell off the bus.
+	// read, for example one that fell off the bus. One that could be read before
+	// is also among GPUs, as it was, with a fault.
 	Missing []string
 }
 
@@ -46,10 +50,34 @@ type Scanner struct {
 	// among Benign.
 	WatchXIDs bool
 	Benign    []uint64
+	// Quiet is for how long a card must report no error after one that is not
+	// fatal. Default QuietPeriod.
+	Quiet time.Duration
+	// FaultsFile keeps faults over restarts of this program, not of the node,
+	// whose boot id BootID is. Empty: they are not kept.
+	FaultsFile, BootID string
+	// Now is the clock. Default time.Now.
+	Now func() time.Time
 
 	mu   sync.Mutex
 	lib  nvml.Interface
 	xids xids
+	// known are the cards by UUID as they were read last; lost are those that
+	// could not be read since.
+	known map[string]GPU
+	lost  map[string]bool
+}
+
+// Judge says which error events count from now on: all but benign (nil:
+// BenignXIDs), and how long a card must be quiet after one that is not fatal
+// (0: QuietPeriod).
+func (s *Scanner) Judge(benign []uint64, quiet time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if benign == nil {
+		benign = BenignXIDs()
+	}
+	s.Benign, s.Quiet = benign, quiet
 }
 
 // NewScanner scans with the NVML library found below driverRoot (the folder
@@ -93,6 +121,10 @@ func (s *Scanner) Scan() (Inventory, error) {
 	}
 	inv, err := s.scan()
 	if err != nil {
+		// Without a driver no card runs; those that come back were started anew.
+		for uuid := range s.known {
+			s.lose(uuid)
+		}
 		s.shut()
 	}
 	return inv, err
@@ -134,7 +166,7 @@ func (s *Scanner) Close() {
 
 func (s *Scanner) shut() {
 	if s.lib != nil {
-		s.xids.close()
+		s.xids.closed()
 		_ = s.lib.Shutdown()
 		s.lib = nil
 	}
@@ -148,35 +180,99 @@ func (s *Scanner) scan() (Inventory, error) {
 	if ret != nvml.SUCCESS {
 		return Inventory{}, fmt.Errorf("NVML does not count cards: %s: %w", describe(ret), ErrUnavailable)
 	}
-	s.xids.read(s.Benign)
+	now, quiet := time.Now(), s.Quiet
+	if s.Now != nil {
+		now = s.Now()
+	}
+	if quiet <= 0 {
+		quiet = QuietPeriod
+	}
+	s.xids.load(s.FaultsFile, s.BootID)
+	changed := s.xids.read(s.Benign, now)
+	changed = s.xids.rested(quiet, now) || changed
 	r := reader{lib: s.lib, sysfs: s.Sysfs, faults: s.xids}
 	if err := r.versions(); err != nil {
 		return Inventory{}, err
 	}
 	var inv Inventory
 	var links []linked
+	seen, missing := map[string]bool{}, map[int]string{}
 	for i := range count {
 		dev, ret := s.lib.DeviceGetHandleByIndex(i)
 		if ret != nvml.SUCCESS {
-			inv.Missing = append(inv.Missing, fmt.Sprintf("card %d of %d: no handle: %s", i, count, describe(ret)))
+			missing[i] = "no handle: " + describe(ret)
 			continue
 		}
 		g, err := r.card(i, dev)
 		if err != nil {
-			inv.Missing = append(inv.Missing, fmt.Sprintf("card %d of %d: %v", i, count, err))
+			missing[i] = err.Error()
 			continue
+		}
+		seen[g.UUID] = true
+		if s.lost[g.UUID] {
+			delete(s.lost, g.UUID)
+			changed = s.xids.returned(g.UUID) || changed
 		}
 		if s.WatchXIDs {
 			s.xids.watch(s.lib, dev, g.UUID)
-			g.Fault = s.xids.fault(g.UUID)
+			if _, bad := s.xids.faults[g.UUID]; bad {
+				changed = s.xids.recover(g.UUID, energyOf(dev), quiet, now) || changed
+			}
+			s.xids.mark(&g, quiet)
 		}
 		inv.GPUs = append(inv.GPUs, g)
 		links = append(links, r.links(g, dev))
 	}
-	s.xids.forget(inv.GPUs)
+	changed = s.xids.forget(inv.GPUs) || changed
 	setNVLinkDomains(inv.GPUs, links)
+	s.remember(&inv, seen, missing, count)
+	if changed {
+		if err := s.xids.save(s.FaultsFile, s.BootID); err != nil {
+			inv.Missing = append(inv.Missing, fmt.Sprintf("faults are not kept: %v", err))
+		}
+	}
 	SortByPCI(inv.GPUs)
 	return inv, nil
+}
+
+// remember adds cards that could be read before and are counted still. A card
+// that NVML does not count any more was taken out, and is gone.
+func (s *Scanner) remember(inv *Inventory, seen map[string]bool, missing map[int]string, count int) {
+	for _, i := range slices.Sorted(maps.Keys(missing)) {
+		inv.Missing = append(inv.Missing, fmt.Sprintf("card %d of %d: %s", i, count, missing[i]))
+	}
+	next := map[string]GPU{}
+	for _, g := range inv.GPUs {
+		next[g.UUID] = g
+	}
+	left := len(missing)
+	for _, uuid := range slices.Sorted(maps.Keys(s.known)) {
+		if seen[uuid] {
+			continue
+		}
+		s.lose(uuid)
+		if left == 0 {
+			continue
+		}
+		left--
+		g := s.known[uuid]
+		why := missing[g.Index]
+		if why == "" {
+			why = "NVML has no handle for it"
+		}
+		g.Fault, g.Dead = "the card cannot be read: "+why, true
+		g.Clears = "it is offered again when it can be"
+		next[uuid] = g
+		inv.GPUs = append(inv.GPUs, g)
+	}
+	s.known = next
+}
+
+func (s *Scanner) lose(uuid string) {
+	if s.lost == nil {
+		s.lost = map[string]bool{}
+	}
+	s.lost[uuid] = true
 }
 
 // describe says an NVML result in words that do not depend on the library

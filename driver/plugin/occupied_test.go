@@ -104,7 +104,7 @@ func TestACardWithAnXIDTakesNothingNewAndItsPodsAreTold(t *testing.T) {
 	d := n.start()
 	n.wantTaints("")
 	n.source.change(func() { n.lib.XID(1, 79) })
-	n.wantTaints("1:faulty=NoSchedule")
+	n.wantTaints("1:faulty=NoExecute") // nothing on it can go on
 	report, _ := d.health.report()
 	told := ""
 	for _, h := range report.Devices {
@@ -115,4 +115,6 @@ func TestACardWithAnXIDTakesNothingNewAndItsPodsAreTold(t *testing.T) {
 	if !strings.Contains(told, "XID 79") {
 		t.Errorf("the kubelet hears %q", told)
 	}
+	n.source.change(func() { n.lib.Energy = map[int]uint64{}; n.lib.XID(0, 32) })
+	n.wantTaints("0:faulty=NoSchedule 1:faulty=NoExecute")
 }

@@ -36,12 +36,25 @@ func (d *Driver) offerLoop(ctx context.Context) {
 	}
 }
 
+// judge is a gpu.Source that is told which errors of cards count.
+type judge interface {
+	Judge(benign []uint64, quiet time.Duration)
+}
+
 // look scans the cards and makes the plan from them. The error is of a kind
 // that another look may not repeat; the last good plan stays.
 func (d *Driver) look(ctx context.Context) error {
 	labels, err := d.nodeLabels(ctx)
 	if err != nil {
 		return err
+	}
+	if j, ok := d.cfg.Source.(judge); ok {
+		health := d.configuration.Health
+		var quiet time.Duration
+		if health.Quiet != nil {
+			quiet = health.Quiet.Duration
+		}
+		j.Judge(health.BenignXIDs, quiet)
 	}
 	inv, ill, err := d.scan()
 	well := err == nil && len(inv.Missing) == 0

@@ -83,7 +83,9 @@ func shareOf(r resourceapi.DeviceRequestAllocationResult, pool string, claim typ
 			return s, fmt.Errorf("the device opens every card of the node and is only for requests with adminAccess: true")
 		}
 		for _, c := range plan.Cards {
-			s.Cards = append(s.Cards, c.UUID)
+			if !c.Dead {
+				s.Cards = append(s.Cards, c.UUID)
+			}
 		}
 		if len(s.Cards) == 0 {
 			return s, fmt.Errorf("the node has no cards now")

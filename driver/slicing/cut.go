@@ -22,7 +22,7 @@ func (c *Card) cut(group config.NodeGroup) error {
 		}
 		return nil
 	case c.Fault != "":
-		c.Unfit = &Unfit{Key: "faulty", Reason: c.Fault + "; it is offered again when the NVIDIA driver was loaded anew"}
+		c.Unfit = &Unfit{Key: "faulty", Reason: c.Fault + "; " + c.Clears, Dead: c.Dead}
 	case c.MIG && group.Mode != config.MIG:
 		c.Unfit = &Unfit{Key: "mig-mode", Reason: "the card is in MIG mode, in which it cannot be shared as a whole; a node group of mode mig offers its instances"}
 	case !c.MIG && group.Mode == config.MIG:

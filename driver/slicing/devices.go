@@ -88,7 +88,11 @@ func (c Card) device() resourceapi.Device {
 }
 
 func (u Unfit) taint() resourceapi.DeviceTaint {
-	return resourceapi.DeviceTaint{Key: driver.Name + "/" + u.Key, Value: "true", Effect: resourceapi.DeviceTaintEffectNoSchedule}
+	effect := resourceapi.DeviceTaintEffectNoSchedule
+	if u.Dead {
+		effect = resourceapi.DeviceTaintEffectNoExecute
+	}
+	return resourceapi.DeviceTaint{Key: driver.Name + "/" + u.Key, Value: "true", Effect: effect}
 }
 
 // memory is all of the card, or the group's default, for a claim that names no

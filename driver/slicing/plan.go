@@ -59,6 +59,9 @@ type Unfit struct {
 	Key string
 	// Reason is one sentence for people.
 	Reason string
+	// Dead tells that programs on the card cannot go on: pods that use it are
+	// evicted, unless they tolerate it.
+	Dead bool
 	// Busy tells that nothing is wrong with the card: somebody else has it, or
 	// the configuration is wrong.
 	Busy bool

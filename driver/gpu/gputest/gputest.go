@@ -27,6 +27,8 @@ var T4 = gpus.Config{
 // UUID of UUID(i), the PCI address of BusID(i) and minor number i.
 type Library struct {
 	*server.Server
+	// Energy is what card i has used since it was started, in millijoules.
+	Energy map[int]uint64
 	events []nvml.EventData
 
 	busy     map[int]bool
@@ -99,6 +101,12 @@ func (l *Library) complete(i int) {
 	}
 	d.IsMigDeviceHandleFunc = func() (bool, nvml.Return) { return false, nvml.SUCCESS }
 	d.RegisterEventsFunc = func(uint64, nvml.EventSet) nvml.Return { return nvml.SUCCESS }
+	d.GetTotalEnergyConsumptionFunc = func() (uint64, nvml.Return) {
+		if mj, ok := l.Energy[i]; ok {
+			return mj, nvml.SUCCESS
+		}
+		return 0, nvml.ERROR_NOT_SUPPORTED
+	}
 	d.GetNumGpuCoresFunc = func() (int, nvml.Return) { return 6912, nvml.SUCCESS }
 	d.GetMemoryBusWidthFunc = func() (uint32, nvml.Return) { return 5120, nvml.SUCCESS }
 	d.GetMaxClockInfoFunc = func(nvml.ClockType) (uint32, nvml.Return) { return 1593, nvml.SUCCESS }
