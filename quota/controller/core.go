@@ -86,6 +86,8 @@ type work struct {
 	// admit and evict are decisions that are not written yet.
 	admit *engine.Admit
 	evict *engine.Evict
+	// reasonAt is when the numbers in its reason to wait were last refreshed.
+	reasonAt time.Time
 }
 
 // podFact is what is remembered of a pod.

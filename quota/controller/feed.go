@@ -131,7 +131,7 @@ func (c *core) sawWorkload(o *kueue.Workload) {
 		w = &work{id: id}
 		c.works[id] = w
 	}
-	if w.object != nil && w.object.UID == o.UID && older(o, w.object) {
+	if w.object != nil && w.object.UID == o.UID && version(o) <= version(w.object) {
 		return
 	}
 	if !sameAsk(w.object, o) {

@@ -103,6 +103,13 @@ func watched() []client.Object {
 	}
 }
 
+// QPS and Burst bound the requests that one replica makes a second. The API
+// server's own fairness is what protects it; these only stop a runaway loop.
+const (
+	QPS   = 1000
+	Burst = 2000
+)
+
 // Setup adds the controller to a manager. Metrics go to the registerer.
 func Setup(ctx context.Context, mgr ctrl.Manager, cfg *config.QuotaConfiguration, registry prometheus.Registerer) (*Controller, error) {
 	c := newCore(cfg)
@@ -128,10 +135,15 @@ func Setup(ctx context.Context, mgr ctrl.Manager, cfg *config.QuotaConfiguration
 		return nil, err
 	}
 
+	w := &workloads{core: c, client: mgr.GetClient(), live: mgr.GetAPIReader(), ledger: newLedger(mgr.GetAPIReader()), recorder: recorder, metrics: m}
+	w.reasons = newReasons(w)
+	if err := mgr.Add(w.reasons); err != nil {
+		return nil, err
+	}
 	opts := controller.Options{MaxConcurrentReconciles: cfg.Concurrency}
 	err = ctrl.NewControllerManagedBy(mgr).Named("workload").WithOptions(opts).
 		WatchesRawSource(source.Func(c.tellTo)).
-		Complete(&workloads{core: c, client: mgr.GetClient(), live: mgr.GetAPIReader(), recorder: recorder, metrics: m})
+		Complete(w)
 	if err != nil {
 		return nil, fmt.Errorf("workload controller: %w", err)
 	}

@@ -87,6 +87,9 @@ func (s *sources) create(ctx context.Context, key types.NamespacedName, w wanted
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: key.Namespace, Name: key.Name,
 			Labels: map[string]string{"kueue.x-k8s.io/job-uid": string(w.owner.GetUID())},
+			// From the beginning, as there must be no moment at which quota is held
+			// and the object can be gone.
+			Finalizers: []string{Finalizer},
 		},
 		Spec: kueue.WorkloadSpec{QueueName: kueue.LocalQueueName(w.queue), PodSets: w.sets},
 	}

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,7 +17,6 @@ import (
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
 	"github.com/sluice-gpu/sluice/quota/engine"
-	"github.com/sluice-gpu/sluice/quota/ticket"
 	"github.com/sluice-gpu/sluice/quota/translate"
 )
 
@@ -31,6 +29,8 @@ type workloads struct {
 	*core
 	client   client.Client
 	live     client.Reader
+	ledger   *ledger
+	reasons  *reasons
 	recorder events.EventRecorder
 	metrics  *metrics
 }
@@ -116,16 +116,17 @@ func (r *workloads) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resul
 		r.released(id)
 		r.mu.Unlock()
 		return ctrl.Result{}, nil
-	case controllerutil.ContainsFinalizer(wl, Finalizer):
+	case wl.DeletionTimestamp != nil:
 		return ctrl.Result{}, r.unprotect(ctx, wl)
 	}
-	return ctrl.Result{}, r.wait(ctx, wl, v.why)
+	r.reasons.soon(id)
+	return ctrl.Result{}, nil
 }
 
 // missing handles a Workload that is gone while the engine still counts it.
 func (r *workloads) missing(ctx context.Context, id engine.WorkloadID, v view) (ctrl.Result, error) {
 	if !v.holds {
-		if charged, err := r.charged(ctx, v.object); err != nil || charged {
+		if charged, err := r.ledger.charged(ctx, v.object); err != nil || charged {
 			return ctrl.Result{RequeueAfter: recheck}, err
 		}
 		r.mu.Lock()
@@ -144,7 +145,7 @@ func (r *workloads) finish(ctx context.Context, wl *kueue.Workload, id engine.Wo
 	if v.holds {
 		return ctrl.Result{RequeueAfter: recheck}, nil
 	}
-	if charged, err := r.charged(ctx, wl); err != nil || charged {
+	if charged, err := r.ledger.charged(ctx, wl); err != nil || charged {
 		return ctrl.Result{RequeueAfter: recheck}, err
 	}
 	if err := r.unprotect(ctx, wl); err != nil {
@@ -163,15 +164,18 @@ func (r *workloads) depart(ctx context.Context, wl *kueue.Workload, v view) (ctr
 	if v.holds {
 		return ctrl.Result{RequeueAfter: recheck}, nil
 	}
-	if charged, err := r.charged(ctx, wl); err != nil || charged {
+	if charged, err := r.ledger.charged(ctx, wl); err != nil || charged {
 		return ctrl.Result{RequeueAfter: recheck}, err
 	}
 	return ctrl.Result{}, r.unprotect(ctx, wl)
 }
 
-// protect puts the finalizer on a Workload. wl is the result.
+// protect puts the finalizer on a Workload that does not have it. Those that are
+// made here are born with it, so this is for others'. One that belongs to no
+// object has no pods, and nothing is in use that its end could hide. wl is the
+// result.
 func (r *workloads) protect(ctx context.Context, wl *kueue.Workload) error {
-	if !controllerutil.AddFinalizer(wl, Finalizer) {
+	if len(wl.OwnerReferences) == 0 || !controllerutil.AddFinalizer(wl, Finalizer) {
 		return nil
 	}
 	return r.client.Update(ctx, wl, client.FieldOwner(FieldOwner))
@@ -298,7 +302,7 @@ func (r *workloads) release(ctx context.Context, wl *kueue.Workload, id engine.W
 		s := &sources{core: r.core, client: r.client, recorder: r.recorder, metrics: r.metrics}
 		return ctrl.Result{RequeueAfter: recheck}, s.clearOut(ctx, r.live, wl)
 	}
-	if charged, err := r.charged(ctx, wl); err != nil || charged {
+	if charged, err := r.ledger.charged(ctx, wl); err != nil || charged {
 		return ctrl.Result{RequeueAfter: recheck}, err
 	}
 	wl = wl.DeepCopy()
@@ -309,48 +313,6 @@ func (r *workloads) release(ctx context.Context, wl *kueue.Workload, id engine.W
 	r.set(wl, kueue.WorkloadRequeued, metav1.ConditionTrue, "Released", "It waits in its queue again")
 	// The engine learns of it from the result, like every other replica.
 	return ctrl.Result{}, r.write(ctx, wl)
-}
-
-// charged looks past the caches for claims with a ticket of the workload: the
-// last leader may have written one, and the scheduler makes those for extended
-// resources itself.
-func (r *workloads) charged(ctx context.Context, wl *kueue.Workload) (bool, error) {
-	var claims resourceapi.ResourceClaimList
-	if err := r.live.List(ctx, &claims, client.InNamespace(wl.Namespace)); err != nil {
-		return false, err
-	}
-	for i := range claims.Items {
-		if claims.Items[i].Annotations[ticket.ByWorkload] == wl.Name {
-			return true, nil
-		}
-	}
-	return false, nil
-}
-
-// wait says in the status, and once on the user's object, why the workload
-// does not run.
-func (r *workloads) wait(ctx context.Context, wl *kueue.Workload, why engine.Why) error {
-	if why.State != engine.Pending && why.State != engine.Promised || why.Reason == engine.NotYetTried {
-		return nil
-	}
-	message := why.String()
-	reason := string(why.Reason)
-	if reason == "" {
-		reason = kueue.WorkloadQuotaReservedReasonPendingEvaluation
-	}
-	before := meta.FindStatusCondition(wl.Status.Conditions, kueue.WorkloadQuotaReserved)
-	if before != nil && before.Status == metav1.ConditionFalse && before.Reason == reason && before.Message == message {
-		return nil
-	}
-	wl = wl.DeepCopy()
-	r.set(wl, kueue.WorkloadQuotaReserved, metav1.ConditionFalse, reason, message)
-	if err := r.write(ctx, wl); err != nil {
-		return err
-	}
-	if before == nil || before.Reason != reason || before.Status == metav1.ConditionTrue {
-		r.event(wl, corev1.EventTypeWarning, reason, message)
-	}
-	return nil
 }
 
 // write updates the status against the version that the decision was made on,
@@ -373,19 +335,18 @@ func (r *workloads) set(wl *kueue.Workload, kind string, status metav1.Condition
 	})
 }
 
-// event is put on the Workload and on the object that the user made.
+// event is put on the object that the user made, or on the Workload if it
+// belongs to none.
 func (r *workloads) event(wl *kueue.Workload, kind, reason, message string) {
 	const longest = 1000
 	if len(message) > longest {
 		message = message[:longest]
 	}
 	var regarding runtime.Object = wl
-	r.recorder.Eventf(regarding, nil, kind, reason, "Quota", "%s", message)
 	if o := metav1.GetControllerOf(wl); o != nil {
-		r.recorder.Eventf(&corev1.ObjectReference{
-			APIVersion: o.APIVersion, Kind: o.Kind, Namespace: wl.Namespace, Name: o.Name, UID: o.UID,
-		}, wl, kind, reason, "Quota", "%s", message)
+		regarding = &corev1.ObjectReference{APIVersion: o.APIVersion, Kind: o.Kind, Namespace: wl.Namespace, Name: o.Name, UID: o.UID}
 	}
+	r.recorder.Eventf(regarding, wl, kind, reason, "Quota", "%s", message)
 }
 
 // describeUsage is what a workload was given, for people.

@@ -37,6 +37,13 @@ import (
 
 func TestMain(m *testing.M) {
 	ctrl.SetLogger(klog.Background())
+	if orders := os.Getenv(replicaVariable); orders != "" {
+		if err := replicaMain(orders); err != nil {
+			fmt.Fprintln(os.Stderr, "replica:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	os.Exit(apitest.Main(m))
 }
 

@@ -140,29 +140,46 @@ func (s *Server) start() error {
 	return nil
 }
 
+// bareNodes are the controllers that can work where nobody reports for nodes.
+const bareNodes = "*,-node-lifecycle-controller,-taint-eviction-controller,-pod-garbage-collector-controller"
+
 // StartControllers runs the real kube-controller-manager (claims from
 // templates, jobs, garbage collection; nodes are left alone, for nobody reports
 // for bare ones) and kube-scheduler.
 func (s *Server) StartControllers() error {
-	ports, err := freePorts(2)
+	if err := s.StartControllerManager(bareNodes); err != nil {
+		return err
+	}
+	ports, err := freePorts(1)
 	if err != nil {
 		return err
 	}
-	for name, token := range map[string]string{"kube-controller-manager": managerToken, "kube-scheduler": schedulerToken} {
-		if err := os.WriteFile(s.path(name+".kubeconfig"), s.kubeconfig(token), 0o600); err != nil {
-			return err
-		}
-	}
-	if err := s.run("kube-controller-manager", "--kubeconfig", s.path("kube-controller-manager.kubeconfig"),
-		"--use-service-account-credentials", "--service-account-private-key-file", s.path("sa.key"),
-		"--root-ca-file", s.path("certs/"+certificateName+".crt"), "--leader-elect=false",
-		"--bind-address", "127.0.0.1", "--secure-port", fmt.Sprint(ports[0]),
-		"--kube-api-qps", "200", "--kube-api-burst", "400",
-		"--controllers", "*,-node-lifecycle-controller,-taint-eviction-controller,-pod-garbage-collector-controller"); err != nil {
+	if err := s.writeKubeconfig("kube-scheduler", schedulerToken); err != nil {
 		return err
 	}
 	return s.run("kube-scheduler", "--kubeconfig", s.path("kube-scheduler.kubeconfig"), "--leader-elect=false",
-		"--bind-address", "127.0.0.1", "--secure-port", fmt.Sprint(ports[1]))
+		"--bind-address", "127.0.0.1", "--secure-port", fmt.Sprint(ports[0]))
+}
+
+// StartControllerManager runs the real kube-controller-manager with the named
+// controllers alone.
+func (s *Server) StartControllerManager(controllers string) error {
+	ports, err := freePorts(1)
+	if err != nil {
+		return err
+	}
+	if err := s.writeKubeconfig("kube-controller-manager", managerToken); err != nil {
+		return err
+	}
+	return s.run("kube-controller-manager", "--kubeconfig", s.path("kube-controller-manager.kubeconfig"),
+		"--use-service-account-credentials", "--service-account-private-key-file", s.path("sa.key"),
+		"--root-ca-file", s.path("certs/"+certificateName+".crt"), "--leader-elect=false",
+		"--bind-address", "127.0.0.1", "--secure-port", fmt.Sprint(ports[0]),
+		"--kube-api-qps", "1000", "--kube-api-burst", "2000", "--controllers", controllers)
+}
+
+func (s *Server) writeKubeconfig(name, token string) error {
+	return os.WriteFile(s.path(name+".kubeconfig"), s.kubeconfig(token), 0o600)
 }
 
 // Stop ends what was started, newest first, and removes its files.
@@ -290,6 +307,16 @@ func (s *Server) writeKeys() error {
 		os.WriteFile(s.path("sa.pub"), pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public}), 0o600),
 		os.WriteFile(s.path("tokens.csv"), []byte(tokens), 0o600),
 	)
+}
+
+// FreeAddress is a loopback address that nobody listens on.
+func FreeAddress(t testing.TB) string {
+	t.Helper()
+	ports, err := freePorts(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("127.0.0.1:%d", ports[0])
 }
 
 // freePorts finds loopback ports that nobody listens on.

@@ -1,0 +1,158 @@
+package controller_test
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
+	crconfig "sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/sluice-gpu/sluice/quota/config"
+	"github.com/sluice-gpu/sluice/quota/controller"
+	"github.com/sluice-gpu/sluice/quota/internal/apitest"
+	"k8s.io/utils/ptr"
+)
+
+// A replica is the controller in a process of its own, which can be killed and
+// whose cost can be told from that of the test: this test's binary, run again.
+
+// replicaVariable holds, for such a process, what it is to do.
+const replicaVariable = "SLUICE_TEST_REPLICA"
+
+// replicaOrders are for one replica.
+type replicaOrders struct {
+	Host, Token, CAFile, ServerName string
+	Metrics                         string
+	Elect                           bool
+	// LeaseSeconds is how long a leader that is silent is believed to live.
+	LeaseSeconds int
+	Config       string
+}
+
+// replicaMain is the process. It returns only on an error.
+func replicaMain(orders string) error {
+	var o replicaOrders
+	if err := json.Unmarshal([]byte(orders), &o); err != nil {
+		return err
+	}
+	cfg, err := config.Decode([]byte(o.Config))
+	if err != nil {
+		return err
+	}
+	lease := time.Duration(o.LeaseSeconds) * time.Second
+	mgr, err := ctrl.NewManager(&rest.Config{
+		Host: o.Host, BearerToken: o.Token,
+		TLSClientConfig: rest.TLSClientConfig{CAFile: o.CAFile, ServerName: o.ServerName},
+		Impersonate:     rest.ImpersonationConfig{UserName: account, Groups: []string{"system:serviceaccounts", "system:serviceaccounts:sluice-system", "system:authenticated"}},
+		QPS:             controller.QPS, Burst: controller.Burst,
+	}, ctrl.Options{
+		Scheme:                  controller.Scheme(),
+		Cache:                   controller.CacheOptions(),
+		Metrics:                 metricsserver.Options{BindAddress: o.Metrics},
+		Controller:              crconfig.Controller{SkipNameValidation: ptr.To(true)},
+		LeaderElection:          o.Elect,
+		LeaderElectionID:        "sluice-quota",
+		LeaderElectionNamespace: "sluice-system",
+		LeaseDuration:           ptr.To(max(lease, 3*time.Second)),
+		RenewDeadline:           ptr.To(max(lease, 3*time.Second) * 2 / 3),
+		RetryPeriod:             ptr.To(max(lease, 3*time.Second) / 6),
+	})
+	if err != nil {
+		return err
+	}
+	ctx := ctrl.SetupSignalHandler()
+	if _, err := controller.Setup(ctx, mgr, cfg, metrics.Registry); err != nil {
+		return err
+	}
+	return mgr.Start(ctx)
+}
+
+// replica is such a process, seen from the test.
+type replica struct {
+	cmd     *exec.Cmd
+	metrics string
+}
+
+// startReplica runs the controller as its service account.
+func startReplica(t testing.TB, s *apitest.Server, elect bool, cfg string) *replica {
+	t.Helper()
+	address := apitest.FreeAddress(t)
+	orders, err := json.Marshal(replicaOrders{
+		Host: s.Admin.Host, Token: s.Admin.BearerToken, CAFile: s.Admin.CAFile, ServerName: s.Admin.ServerName,
+		Metrics: address, Elect: elect, LeaseSeconds: 3, Config: cfg,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), replicaVariable+"="+string(orders))
+	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	r := &replica{cmd: cmd, metrics: "http://" + address + "/metrics"}
+	t.Cleanup(r.kill)
+	return r
+}
+
+// kill ends the process as a node that loses its power would.
+func (r *replica) kill() {
+	_ = r.cmd.Process.Kill()
+	_ = r.cmd.Wait()
+}
+
+// sum adds up the series of a metric whose text contains all of these.
+func (r *replica) sum(t testing.TB, name string, contains ...string) float64 {
+	t.Helper()
+	resp, err := http.Get(r.metrics)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	total := 0.0
+	lines := bufio.NewScanner(resp.Body)
+	lines.Buffer(nil, 1<<20)
+next:
+	for lines.Scan() {
+		line := lines.Text()
+		if !strings.HasPrefix(line, name+"{") && !strings.HasPrefix(line, name+" ") {
+			continue
+		}
+		for _, c := range contains {
+			if !strings.Contains(line, c) {
+				continue next
+			}
+		}
+		var v float64
+		if _, err := fmt.Sscan(line[strings.LastIndexByte(line, ' ')+1:], &v); err != nil {
+			t.Fatal(err)
+		}
+		total += v
+	}
+	return total
+}
+
+// writes is how many requests that change something the replica has made, and
+// how many of them are events.
+func (r *replica) writes(t testing.TB) float64 {
+	total := 0.0
+	for _, method := range []string{"POST", "PUT", "PATCH", "DELETE"} {
+		total += r.sum(t, "rest_client_requests_total", `method="`+method+`"`)
+	}
+	return total
+}
+
+// cpu is the processor time that the replica has taken, in seconds.
+func (r *replica) cpu(t testing.TB) float64 { return r.sum(t, "process_cpu_seconds_total") }
