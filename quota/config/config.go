@@ -44,6 +44,14 @@ type QuotaConfiguration struct {
 	// Default 8.
 	Concurrency int `json:"concurrency,omitempty"`
 
+	// WaitForPodsReady evicts workloads whose pods are not ready in time. Off if
+	// not set.
+	WaitForPodsReady *WaitForPodsReady `json:"waitForPodsReady,omitempty"`
+	// MaxPreemptionNotice is the longest time to save its work that a preempted
+	// job or pod may ask for, by the annotation quota.sluice.dev/preemption-notice.
+	// 0, the default, gives none.
+	MaxPreemptionNotice metav1.Duration `json:"maxPreemptionNotice,omitempty"`
+
 	// Dimensions are more things that budgets count, beside devices, memory and
 	// cores. At most 7, or as many as the presets leave of them.
 	Dimensions []Dimension `json:"dimensions,omitempty"`
@@ -115,6 +123,9 @@ func (c *QuotaConfiguration) validate() error {
 	}
 	if c.Concurrency < 1 || c.Concurrency > 1000 {
 		return fmt.Errorf("concurrency is %d, use 1 to 1000", c.Concurrency)
+	}
+	if err := c.validateLifecycle(); err != nil {
+		return err
 	}
 	if c.HoleReserveAfter.Duration < 0 {
 		return fmt.Errorf("holeReserveAfter is %s, it must not be negative", c.HoleReserveAfter.Duration)

@@ -117,6 +117,35 @@ func (c *core) afford(wl *kueue.Workload, a *kueue.Admission, set string, ask cl
 	return price, nil
 }
 
+// complete adds to an admission what its pods ask for of devices that their
+// queue has no quota for. It is charged to nobody, and bounds their tickets, so
+// that whatever becomes of claim templates, and whoever leads, knows what was
+// admitted.
+func (c *core) complete(wl *kueue.Workload, a *kueue.Admission) {
+	for i := range a.PodSetAssignments {
+		given := &a.PodSetAssignments[i]
+		flavor := c.deviceFlavor(given)
+		if flavor == "" {
+			continue
+		}
+		price, known := c.requested(wl, string(given.Name), flavor)
+		if !known {
+			continue
+		}
+		for _, r := range devices {
+			name := corev1.ResourceName(r)
+			if _, listed := given.ResourceUsage[name]; listed {
+				continue
+			}
+			n := engine.Unlimited
+			if one, count := amounts(price)[r], engine.Amount(ptr.Deref(given.Count, 0)); one == 0 || count <= engine.Unlimited/one {
+				n = one * count
+			}
+			given.ResourceUsage[name] = translate.Quantity(r, n)
+		}
+	}
+}
+
 func over(wl *kueue.Workload, set string, r engine.Resource, granted, asked engine.Amount) error {
 	return &overError{text: fmt.Sprintf(
 		"Workload %s was admitted with %s %s for each pod of set %q, and this pod's claims ask for %s: what it asks for has changed since; delete the job or pod and make it again",

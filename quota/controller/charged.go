@@ -18,8 +18,9 @@ import (
 // resources are made by the scheduler. Whoever asks is answered by a list that
 // began after it asked; all who ask while a list is under way share the next.
 type ledger struct {
+	*core
 	live       client.Reader
-	mu         sync.Mutex
+	lists      sync.Mutex
 	namespaces map[string]*lookups
 }
 
@@ -33,13 +34,13 @@ type lookup struct {
 	err     error
 }
 
-func newLedger(live client.Reader) *ledger {
-	return &ledger{live: live, namespaces: map[string]*lookups{}}
+func newLedger(c *core, live client.Reader) *ledger {
+	return &ledger{core: c, live: live, namespaces: map[string]*lookups{}}
 }
 
 // charged says whether a claim has a ticket of the Workload.
 func (l *ledger) charged(ctx context.Context, wl *kueue.Workload) (bool, error) {
-	if !mayHaveTickets(wl) {
+	if !l.mayHaveTickets(wl) {
 		return false, nil
 	}
 	mine := l.join(ctx, wl.Namespace)
@@ -54,7 +55,7 @@ func (l *ledger) charged(ctx context.Context, wl *kueue.Workload) (bool, error) 
 // mayHaveTickets says whether anything was given to a Workload that a ticket
 // could pay with, and whether there is anybody to use it: a Workload that
 // belongs to nothing has no pods.
-func mayHaveTickets(wl *kueue.Workload) bool {
+func (c *core) mayHaveTickets(wl *kueue.Workload) bool {
 	if wl.Status.Admission == nil {
 		return true
 	}
@@ -62,7 +63,7 @@ func mayHaveTickets(wl *kueue.Workload) bool {
 		return false
 	}
 	for i := range wl.Status.Admission.PodSetAssignments {
-		if deviceFlavor(&wl.Status.Admission.PodSetAssignments[i]) != "" {
+		if c.deviceFlavor(&wl.Status.Admission.PodSetAssignments[i]) != "" {
 			return true
 		}
 	}
@@ -71,8 +72,8 @@ func mayHaveTickets(wl *kueue.Workload) bool {
 
 // join returns a list that has not begun yet.
 func (l *ledger) join(ctx context.Context, namespace string) *lookup {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	l.lists.Lock()
+	defer l.lists.Unlock()
 	n := l.namespaces[namespace]
 	if n == nil {
 		n = &lookups{}
@@ -96,8 +97,8 @@ func (l *ledger) begin(ctx context.Context, namespace string, n *lookups) {
 	go func() {
 		mine.charged, mine.err = l.list(ctx, namespace)
 		close(mine.done)
-		l.mu.Lock()
-		defer l.mu.Unlock()
+		l.lists.Lock()
+		defer l.lists.Unlock()
 		n.now = nil
 		if n.next != nil {
 			l.begin(ctx, namespace, n)

@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-gpu/sluice/quota/config"
 	"github.com/sluice-gpu/sluice/quota/engine"
 	"github.com/sluice-gpu/sluice/quota/fit"
+	"github.com/sluice-gpu/sluice/quota/lifecycle"
 	"github.com/sluice-gpu/sluice/quota/pricing"
 )
 
@@ -30,7 +31,13 @@ type core struct {
 	dimensions  *pricing.Dimensions
 	flavorOrder string
 
+	// rules are those for workloads that are admitted, fair says that shares are
+	// what queues are compared by.
+	rules lifecycle.Rules
+	fair  bool
+
 	works     map[engine.WorkloadID]*work
+	checks    map[string]*kueue.AdmissionCheck
 	queues    map[string]*kueue.ClusterQueue
 	flavors   map[string]*kueue.ResourceFlavor
 	nodes     map[string]*corev1.Node
@@ -100,6 +107,9 @@ type podFact struct {
 	created  time.Time
 	gated    bool
 	ended    bool
+	ready    bool
+	// told says that it knows of its preemption.
+	told     bool
 	bound    string
 	deleting bool
 	version  uint64
@@ -115,7 +125,10 @@ func newCore(c *config.QuotaConfiguration) *core {
 		engine:     engine.New(c.Engine(counted...)...),
 		dimensions: c.Pricing(), flavorOrder: c.FlavorOrder,
 		fit:       fit.New(fit.Policy(c.Placement)),
+		rules:     c.Lifecycle(),
+		fair:      c.FairSharing != nil,
 		works:     map[engine.WorkloadID]*work{},
+		checks:    map[string]*kueue.AdmissionCheck{},
 		queues:    map[string]*kueue.ClusterQueue{},
 		flavors:   map[string]*kueue.ResourceFlavor{},
 		nodes:     map[string]*corev1.Node{},

@@ -88,6 +88,7 @@ func (c *core) reserve(w *work) bool {
 // decider runs the loop in the replica that leads.
 type decider struct {
 	*core
+	metrics *metrics
 	// ready is closed when everything that the API shows has been taken in.
 	ready <-chan struct{}
 	// caughtUp takes in what the caches may not show yet: what the last leader
@@ -110,7 +111,10 @@ func (d *decider) Start(ctx context.Context) error {
 	}
 	logger := log.FromContext(ctx).WithName("decide")
 	for {
-		for _, decision := range d.decide() {
+		began := time.Now()
+		decisions := d.decide()
+		d.metrics.decision.WithLabelValues().Observe(time.Since(began).Seconds())
+		for _, decision := range decisions {
 			if _, wait := decision.(engine.Wait); wait {
 				logger.V(4).Info("decision", "is", decision.String())
 			} else {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-gpu/sluice/quota/engine"
 	"github.com/sluice-gpu/sluice/quota/fit"
+	"github.com/sluice-gpu/sluice/quota/lifecycle"
 	"github.com/sluice-gpu/sluice/quota/pricing"
 	"github.com/sluice-gpu/sluice/quota/ticket"
 	"github.com/sluice-gpu/sluice/quota/translate"
@@ -42,6 +43,9 @@ func (c *core) saw(object any) {
 		c.engine.Apply(engine.CohortChanged{Cohort: translate.Cohort(o)})
 	case *kueue.ResourceFlavor:
 		c.sawFlavor(o)
+	case *kueue.AdmissionCheck:
+		c.checks[o.Name] = o
+		c.checkChanged(o.Name)
 	case *corev1.Namespace:
 		c.engine.Apply(engine.NamespaceChanged{Name: o.Name, Labels: o.Labels})
 	case *corev1.Node:
@@ -94,6 +98,9 @@ func (c *core) lost(object any) {
 		c.engine.Apply(engine.LocalQueueRemoved{Name: engine.LocalQueueName{Namespace: o.Namespace, Name: o.Name}})
 	case *kueue.Cohort:
 		c.engine.Apply(engine.CohortRemoved{Name: engine.CohortName(o.Name)})
+	case *kueue.AdmissionCheck:
+		delete(c.checks, o.Name)
+		c.checkChanged(o.Name)
 	case *kueue.ResourceFlavor:
 		delete(c.flavors, o.Name)
 		c.fit.RemoveFlavor(engine.FlavorName(o.Name))
@@ -161,7 +168,7 @@ func (c *core) sawWorkload(o *kueue.Workload) {
 	w.admit = nil
 	c.engine.Apply(engine.Admitted{
 		ID:         id,
-		Assignment: translate.Assignment(o.Status.Admission),
+		Assignment: translate.Charge(o),
 		At:         at.Time,
 		Reserved:   !conditionTrue(o, kueue.WorkloadAdmitted),
 		Evicting:   conditionTrue(o, kueue.WorkloadEvicted) || conditionTrue(o, kueue.WorkloadFinished),
@@ -187,6 +194,8 @@ func (c *core) followRelease(w *work, before *kueue.Workload) {
 // sameGrant says whether two versions of a Workload were given the same.
 func sameGrant(a, b *kueue.Workload) bool {
 	return a != nil && equality.Semantic.DeepEqual(a.Status.Admission, b.Status.Admission) &&
+		equality.Semantic.DeepEqual(a.Status.ReclaimablePods, b.Status.ReclaimablePods) &&
+		conditionTrue(a, kueue.WorkloadAdmitted) == conditionTrue(b, kueue.WorkloadAdmitted) &&
 		conditionTrue(a, kueue.WorkloadEvicted) == conditionTrue(b, kueue.WorkloadEvicted)
 }
 
@@ -196,6 +205,10 @@ func sameAsk(a, b *kueue.Workload) bool {
 	return a != nil && a.UID == b.UID && a.Generation == b.Generation &&
 		(a.Status.Admission == nil) == (b.Status.Admission == nil) &&
 		(a.DeletionTimestamp == nil) == (b.DeletionTimestamp == nil) &&
+		equality.Semantic.DeepEqual(a.Status.RequeueState, b.Status.RequeueState) &&
+		equality.Semantic.DeepEqual(a.Status.AdmissionChecks, b.Status.AdmissionChecks) &&
+		equality.Semantic.DeepEqual(a.Status.PreemptionGates, b.Status.PreemptionGates) &&
+		a.Annotations[gatedBy] == b.Annotations[gatedBy] &&
 		conditionTrue(a, kueue.WorkloadFinished) == conditionTrue(b, kueue.WorkloadFinished) &&
 		conditionTrue(a, kueue.WorkloadEvicted) == conditionTrue(b, kueue.WorkloadEvicted)
 }
@@ -242,14 +255,10 @@ func (c *core) released(id engine.WorkloadID) {
 
 func (c *core) applyQueue(o *kueue.ClusterQueue) {
 	q := translate.ClusterQueue(o)
-	c.orderFlavors(&q)
-	for _, g := range o.Spec.ResourceGroups {
-		for _, f := range g.Flavors {
-			if flavor := c.flavors[string(f.Name)]; flavor != nil && flavor.Spec.TopologyName != nil && q.Inactive == "" {
-				q.Inactive = "flavor " + flavor.Name + " names a topology, which is not supported"
-			}
-		}
+	if q.Inactive == "" {
+		q.Inactive = c.unready(o).message
 	}
+	c.orderFlavors(&q)
 	c.engine.Apply(engine.QueueChanged{Queue: q})
 }
 
@@ -334,6 +343,8 @@ func (c *core) sawPod(o *corev1.Pod) {
 		created:  o.CreationTimestamp.Time,
 		gated:    HasGate(o),
 		ended:    ended(o),
+		ready:    isReady(o),
+		told:     o.Annotations[lifecycle.PreemptedAnnotation] != "",
 		bound:    o.Spec.NodeName,
 		deleting: o.DeletionTimestamp != nil,
 	}

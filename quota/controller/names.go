@@ -15,6 +15,13 @@ const (
 	PriorityLabel = "kueue.x-k8s.io/priority-class"
 )
 
+// gatedBy, on a Workload or the object that it belongs to, keeps it out of its
+// queue while it is not empty.
+const gatedBy = "kueue.x-k8s.io/admission-gated-by"
+
+// maxRun, a label of a job or pod, is how many seconds it may run.
+const maxRun = "kueue.x-k8s.io/max-exec-time-seconds"
+
 // Names of our own.
 const (
 	// Gate holds a pod back until it is admitted.

@@ -66,11 +66,11 @@ func (r *podReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 	a, run := admitted(wl)
 	if !run {
 		if wl.Status.Admission != nil && conditionTrue(wl, kueue.WorkloadEvicted) {
-			err := r.leave(ctx, pod, wl, own)
+			left, err := r.leave(ctx, pod, wl, own)
 			if apierrors.IsConflict(err) {
 				return ctrl.Result{RequeueAfter: 50 * time.Millisecond}, nil
 			}
-			return ctrl.Result{}, err
+			return ctrl.Result{RequeueAfter: left}, err
 		}
 		return ctrl.Result{}, nil
 	}
@@ -190,20 +190,26 @@ func (r *podReconciler) existing(ctx context.Context, pod *corev1.Pod) *kueue.Wo
 
 // leave takes a pod of an evicted workload away: first its tickets, so that no
 // new device is allocated, then the pod. Pods of jobs are deleted by their job.
-func (r *podReconciler) leave(ctx context.Context, pod *corev1.Pod, wl *kueue.Workload, own bool) error {
+//
+// The result is how long to wait before that, as the workload has asked for
+// notice.
+func (r *podReconciler) leave(ctx context.Context, pod *corev1.Pod, wl *kueue.Workload, own bool) (time.Duration, error) {
 	if err := r.revoke(ctx, pod); err != nil {
-		return err
+		return 0, err
 	}
 	r.placeLost(workloadID(wl.Namespace, wl.Name), pod.UID)
 	if !own || pod.DeletionTimestamp != nil {
-		return nil
+		return 0, nil
 	}
 	if HasGate(pod) {
-		return nil
+		return 0, nil
+	}
+	if left, err := r.notice(ctx, wl); left > 0 || err != nil {
+		return left, err
 	}
 	r.event(pod, corev1.EventTypeWarning, "Evicted", "Deleted: Workload %s is evicted", wl.Name)
 	uid := pod.UID
-	return client.IgnoreNotFound(r.client.Delete(ctx, pod, client.Preconditions{UID: &uid}))
+	return 0, client.IgnoreNotFound(r.client.Delete(ctx, pod, client.Preconditions{UID: &uid}))
 }
 
 // noRoomError carries the reason that fit gives.

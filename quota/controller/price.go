@@ -21,6 +21,7 @@ import (
 
 	"github.com/sluice-gpu/sluice/quota/engine"
 	"github.com/sluice-gpu/sluice/quota/fit"
+	"github.com/sluice-gpu/sluice/quota/lifecycle"
 	"github.com/sluice-gpu/sluice/quota/pricing"
 	"github.com/sluice-gpu/sluice/quota/translate"
 )
@@ -47,12 +48,18 @@ func (c *core) tellEngine(w *work) {
 		ID:         w.id,
 		LocalQueue: engine.LocalQueueName{Namespace: wl.Namespace, Name: string(wl.Spec.QueueName)},
 		Priority:   ptr.Deref(wl.Spec.Priority, 0),
-		QueuedAt:   wl.CreationTimestamp.Time,
+		QueuedAt:   lifecycle.QueuedAt(wl, c.rules),
+		NotBefore:  lifecycle.NotBefore(wl),
 		Inactive:   !ptr.Deref(wl.Spec.Active, true),
 	}
-	if wl.DeletionTimestamp != nil {
+	switch gates := wl.Annotations[gatedBy]; {
+	case wl.DeletionTimestamp != nil:
 		ask.Hold = "it is being deleted"
+	case gates != "":
+		ask.Hold = "annotation " + gatedBy + " names " + gates
 	}
+	ask.PreemptionGated = translate.PreemptionGated(wl)
+	ask.Refused = translate.Unsupported(wl)
 	if w.asked == nil || wl.Status.Admission == nil && w.admit == nil {
 		c.remember(w, wl)
 	}

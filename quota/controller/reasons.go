@@ -11,6 +11,7 @@ import (
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
 	"github.com/sluice-gpu/sluice/quota/engine"
+	"github.com/sluice-gpu/sluice/quota/lifecycle"
 
 	"golang.org/x/time/rate"
 )
@@ -89,7 +90,7 @@ func (r *reasons) say(ctx context.Context, id engine.WorkloadID) {
 			return
 		}
 	}
-	r.set(wl, kueue.WorkloadQuotaReserved, metav1.ConditionFalse, reason, message)
+	lifecycle.Wait(wl, reason, message, r.now())
 	if err := r.write(ctx, wl); err != nil {
 		// Whoever won the conflict is on its way here; anything else passes.
 		r.queue.AddAfter(id, recheck)

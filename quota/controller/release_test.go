@@ -28,9 +28,13 @@ type desk struct {
 func newDesk(t *testing.T, objects ...client.Object) *desk {
 	t.Helper()
 	api := fake.NewClientBuilder().WithScheme(Scheme()).WithObjects(objects...).WithStatusSubresource(&kueue.Workload{}).Build()
-	return &desk{t: t, workloads: &workloads{
-		core: loaded(t), client: api, live: api, recorder: events.NewFakeRecorder(100), metrics: newMetrics(prometheus.NewRegistry()),
-	}}
+	c := loaded(t)
+	w := &workloads{
+		core: c, client: api, live: api, ledger: newLedger(c, api), recorder: events.NewFakeRecorder(100), metrics: newMetrics(prometheus.NewRegistry()),
+	}
+	w.reasons = newReasons(w)
+	t.Cleanup(w.reasons.queue.ShutDown)
+	return &desk{t: t, workloads: w}
 }
 
 // stored is a Workload as the API keeps it, nil if it is gone.

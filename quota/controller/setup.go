@@ -97,7 +97,7 @@ func (c *Controller) Alive(*http.Request) error { return c.pulse.check(c.core.no
 // watched are the kinds that facts come from.
 func watched() []client.Object {
 	return []client.Object{
-		&kueue.ResourceFlavor{}, &kueue.Cohort{}, &kueue.ClusterQueue{}, &kueue.LocalQueue{}, &kueue.Workload{},
+		&kueue.ResourceFlavor{}, &kueue.Cohort{}, &kueue.ClusterQueue{}, &kueue.LocalQueue{}, &kueue.Workload{}, &kueue.AdmissionCheck{},
 		&corev1.Namespace{}, &corev1.Node{}, &corev1.Pod{},
 		&resourceapi.DeviceClass{}, &resourceapi.ResourceSlice{}, &resourceapi.ResourceClaim{}, &resourceapi.ResourceClaimTemplate{},
 	}
@@ -124,18 +124,18 @@ func Setup(ctx context.Context, mgr ctrl.Manager, cfg *config.QuotaConfiguration
 	if err != nil {
 		return nil, err
 	}
-	if err := mgr.Add(&decider{core: c, ready: ready, caughtUp: func(ctx context.Context) error { return c.catchUp(ctx, mgr.GetAPIReader()) }}); err != nil {
+	if err := mgr.Add(&decider{core: c, metrics: m, ready: ready, caughtUp: func(ctx context.Context) error { return c.catchUp(ctx, mgr.GetAPIReader()) }}); err != nil {
 		return nil, err
 	}
 	limits := &templates{core: c, client: mgr.GetClient(), live: mgr.GetAPIReader()}
 	if err := mgr.Add(limits); err != nil {
 		return nil, err
 	}
-	if err := mgr.Add(&statuses{core: c, client: mgr.GetClient(), metrics: m}); err != nil {
+	if err := mgr.Add(newStatuses(c, mgr.GetClient(), m)); err != nil {
 		return nil, err
 	}
 
-	w := &workloads{core: c, client: mgr.GetClient(), live: mgr.GetAPIReader(), ledger: newLedger(mgr.GetAPIReader()), recorder: recorder, metrics: m}
+	w := &workloads{core: c, client: mgr.GetClient(), live: mgr.GetAPIReader(), ledger: newLedger(c, mgr.GetAPIReader()), recorder: recorder, metrics: m}
 	w.reasons = newReasons(w)
 	if err := mgr.Add(w.reasons); err != nil {
 		return nil, err

@@ -3,6 +3,8 @@ package controller
 import (
 	"context"
 	"fmt"
+	"maps"
+	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
@@ -13,10 +15,12 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
 	"github.com/sluice-gpu/sluice/quota/engine"
+	"github.com/sluice-gpu/sluice/quota/lifecycle"
 	"github.com/sluice-gpu/sluice/quota/translate"
 )
 
@@ -57,17 +61,47 @@ func (s *sources) workload(ctx context.Context, w wanted) (*kueue.Workload, erro
 	if wl.Status.Admission != nil || conditionTrue(wl, kueue.WorkloadFinished) {
 		return wl, nil
 	}
-	if string(wl.Spec.QueueName) == w.queue && sameSets(wl.Spec.PodSets, w.sets) {
+	changed := wl.DeepCopy()
+	news := copyWishes(changed, w.owner)
+	if string(wl.Spec.QueueName) == w.queue && sameSets(wl.Spec.PodSets, w.sets) && !news {
 		return wl, nil
 	}
 	// The user changed the object while it waits.
-	changed := wl.DeepCopy()
 	changed.Spec.QueueName = kueue.LocalQueueName(w.queue)
 	changed.Spec.PodSets = w.sets
 	if err := s.client.Update(ctx, changed, client.FieldOwner(FieldOwner)); err != nil {
 		return nil, err
 	}
 	return changed, nil
+}
+
+// wishes are the annotations by which a user's object says something of its
+// Workload.
+func wishes(o client.Object) map[string]string {
+	all := map[string]string{}
+	for _, key := range []string{gatedBy, lifecycle.NoticeAnnotation} {
+		if v, ok := o.GetAnnotations()[key]; ok {
+			all[key] = v
+		}
+	}
+	return all
+}
+
+// copyWishes makes a waiting Workload's wishes those of the object, and says
+// whether they were others.
+func copyWishes(wl *kueue.Workload, o client.Object) bool {
+	now, before := wishes(o), wishes(wl)
+	if maps.Equal(now, before) {
+		return false
+	}
+	if wl.Annotations == nil {
+		wl.Annotations = map[string]string{}
+	}
+	for key := range before {
+		delete(wl.Annotations, key)
+	}
+	maps.Copy(wl.Annotations, now)
+	return true
 }
 
 func sameSets(a, b []kueue.PodSet) bool {
@@ -93,6 +127,15 @@ func (s *sources) create(ctx context.Context, key types.NamespacedName, w wanted
 		},
 		Spec: kueue.WorkloadSpec{QueueName: kueue.LocalQueueName(w.queue), PodSets: w.sets},
 	}
+	wl.Annotations = wishes(w.owner)
+	if text := w.owner.GetLabels()[maxRun]; text != "" {
+		n, err := strconv.ParseInt(text, 10, 32)
+		if err != nil || n <= 0 {
+			s.event(w.owner, corev1.EventTypeWarning, "InvalidLabel", "Label %s is %q; a number of seconds above zero is needed. It may run for any time", maxRun, text)
+		} else {
+			wl.Spec.MaximumExecutionTimeSeconds = ptr.To(int32(n))
+		}
+	}
 	owner := metav1.NewControllerRef(w.owner, w.gvk)
 	owner.BlockOwnerDeletion = nil
 	wl.OwnerReferences = []metav1.OwnerReference{*owner}
@@ -111,7 +154,9 @@ func (s *sources) create(ctx context.Context, key types.NamespacedName, w wanted
 	s.mu.Unlock()
 	if holding && busy {
 		// The Workload of something that runs was deleted: its quota goes on.
-		madeAgain(wl, held)
+		s.mu.Lock()
+		s.madeAgain(wl, held)
+		s.mu.Unlock()
 		if err := s.client.Status().Update(ctx, wl, client.FieldOwner(FieldOwner)); err != nil {
 			return nil, err
 		}

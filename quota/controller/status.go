@@ -2,8 +2,10 @@ package controller
 
 import (
 	"context"
+	"math"
 	"time"
 
+	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -17,8 +19,13 @@ import (
 	"github.com/sluice-gpu/sluice/quota/translate"
 )
 
-// statusEvery is how often the status of a queue is written at most.
-const statusEvery = time.Second
+const (
+	// statusEvery is how often the status of one queue is written at most.
+	statusEvery = time.Second
+	// statusesPerSecond bounds those writes for all queues together: where there
+	// are many, each is written less often while all change.
+	statusesPerSecond = 30
+)
 
 // statuses writes what the engine knows of queues to their status, and to
 // metrics.
@@ -26,6 +33,14 @@ type statuses struct {
 	*core
 	client  client.Client
 	metrics *metrics
+	limit   *rate.Limiter
+	// shown are the queues that have gauges.
+	shownQueues map[string]bool
+	shownLocals map[types.NamespacedName]bool
+}
+
+func newStatuses(c *core, api client.Client, m *metrics) *statuses {
+	return &statuses{core: c, client: api, metrics: m, limit: rate.NewLimiter(statusesPerSecond, 2*statusesPerSecond)}
 }
 
 // NeedLeaderElection implements manager.LeaderElectionRunnable.
@@ -66,6 +81,11 @@ func (s *statuses) writeAll(ctx context.Context) error {
 	if err := s.client.List(ctx, &locals); err != nil {
 		return err
 	}
+	var cohorts kueue.CohortList
+	if err := s.client.List(ctx, &cohorts); err != nil {
+		return err
+	}
+	s.forgetGone(queues.Items, locals.Items)
 	counts := s.count()
 	var last error
 	for i := range queues.Items {
@@ -78,75 +98,126 @@ func (s *statuses) writeAll(ctx context.Context) error {
 			last = err
 		}
 	}
+	for i := range cohorts.Items {
+		if err := s.cohort(ctx, &cohorts.Items[i]); err != nil {
+			last = err
+		}
+	}
 	return last
+}
+
+// forgetGone takes away the gauges of queues that are gone.
+func (s *statuses) forgetGone(queues []kueue.ClusterQueue, locals []kueue.LocalQueue) {
+	there, alsoThere := map[string]bool{}, map[types.NamespacedName]bool{}
+	for i := range queues {
+		there[queues[i].Name] = true
+	}
+	for i := range locals {
+		alsoThere[client.ObjectKeyFromObject(&locals[i])] = true
+	}
+	for name := range s.shownQueues {
+		if !there[name] {
+			s.metrics.queueGone(name)
+		}
+	}
+	for name := range s.shownLocals {
+		if !alsoThere[name] {
+			s.metrics.localGone(name.Namespace, name.Name)
+		}
+	}
+	s.shownQueues, s.shownLocals = there, alsoThere
 }
 
 // tally is what a queue's workloads add up to.
 type tally struct {
 	pending, reserving, admitted int32
-	usage                        map[engine.FlavorName]engine.Amounts
+	// reserved is what is charged, used the part of it that is admitted.
+	reserved, used usage
 }
 
+type usage map[engine.FlavorName]engine.Amounts
+
+func (u usage) add(a engine.Assignment) {
+	for _, set := range a.PodSets {
+		for r, n := range set.Usage {
+			f := set.Flavors[r]
+			if u[f] == nil {
+				u[f] = engine.Amounts{}
+			}
+			u[f][r] = u[f][r].Add(n)
+		}
+	}
+}
+
+func newTally() *tally { return &tally{reserved: usage{}, used: usage{}} }
+
+// counts are the tallies of queues.
 type counts struct {
 	queues map[string]*tally
 	locals map[types.NamespacedName]*tally
+}
+
+func (c counts) queue(name string) *tally {
+	if c.queues[name] == nil {
+		c.queues[name] = newTally()
+	}
+	return c.queues[name]
+}
+
+func (c counts) local(name types.NamespacedName) *tally {
+	if c.locals[name] == nil {
+		c.locals[name] = newTally()
+	}
+	return c.locals[name]
 }
 
 func (c *core) count() counts {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	to := counts{queues: map[string]*tally{}, locals: map[types.NamespacedName]*tally{}}
-	at := func(m map[types.NamespacedName]*tally, k types.NamespacedName) *tally {
-		if m[k] == nil {
-			m[k] = &tally{usage: map[engine.FlavorName]engine.Amounts{}}
-		}
-		return m[k]
-	}
-	byQueue := map[types.NamespacedName]*tally{}
 	for _, w := range c.works {
 		if w.object == nil || conditionTrue(w.object, kueue.WorkloadFinished) {
 			continue
 		}
-		local := at(to.locals, types.NamespacedName{Namespace: w.object.Namespace, Name: string(w.object.Spec.QueueName)})
+		local := to.local(types.NamespacedName{Namespace: w.object.Namespace, Name: string(w.object.Spec.QueueName)})
 		a := w.object.Status.Admission
 		if a == nil {
 			local.pending++
 			continue
 		}
-		queue := at(byQueue, types.NamespacedName{Name: string(a.ClusterQueue)})
-		for _, t := range []*tally{local, queue} {
+		charge := translate.Charge(w.object)
+		for _, t := range []*tally{local, to.queue(string(a.ClusterQueue))} {
 			t.reserving++
+			t.reserved.add(charge)
 			if conditionTrue(w.object, kueue.WorkloadAdmitted) {
 				t.admitted++
+				t.used.add(charge)
 			}
 		}
-		for _, set := range translate.Assignment(a).PodSets {
-			for r, n := range set.Usage {
-				f := set.Flavors[r]
-				if local.usage[f] == nil {
-					local.usage[f] = engine.Amounts{}
-				}
-				local.usage[f][r] = local.usage[f][r].Add(n)
-			}
-		}
-	}
-	for k, t := range byQueue {
-		to.queues[k.Name] = t
 	}
 	return to
+}
+
+// write writes a status, if it has changed, when its turn comes.
+func (s *statuses) write(ctx context.Context, o client.Object, before, after any) error {
+	if equality.Semantic.DeepEqual(before, after) {
+		return nil
+	}
+	if err := s.limit.Wait(ctx); err != nil {
+		return err
+	}
+	return client.IgnoreNotFound(s.client.Status().Update(ctx, o, client.FieldOwner(FieldOwner)))
 }
 
 func (s *statuses) clusterQueue(ctx context.Context, q *kueue.ClusterQueue, all counts) error {
 	s.mu.Lock()
 	known, ok := s.engine.QueueStatus(engine.QueueName(q.Name))
+	why := s.unready(q)
 	s.mu.Unlock()
 	if !ok {
 		return nil
 	}
-	t := all.queues[q.Name]
-	if t == nil {
-		t = &tally{}
-	}
+	t := all.queue(q.Name)
 	changed := q.DeepCopy()
 	st := &changed.Status
 	st.PendingWorkloads = int32(known.Pending)
@@ -154,48 +225,69 @@ func (s *statuses) clusterQueue(ctx context.Context, q *kueue.ClusterQueue, all 
 	st.FlavorsReservation, st.FlavorsUsage = nil, nil
 	for _, g := range q.Spec.ResourceGroups {
 		for _, f := range g.Flavors {
-			u := kueue.FlavorUsage{Name: f.Name}
-			for _, r := range f.Resources {
+			reserved, used := kueue.FlavorUsage{Name: f.Name}, kueue.FlavorUsage{Name: f.Name}
+			for _, quota := range f.Resources {
 				for _, have := range known.Usage {
-					if have.Flavor == engine.FlavorName(f.Name) && have.Resource == engine.Resource(r.Name) {
-						u.Resources = append(u.Resources, kueue.ResourceUsage{
-							Name: r.Name, Total: translate.Quantity(have.Resource, have.Used), Borrowed: translate.Quantity(have.Resource, have.Borrowed),
-						})
-						s.metrics.usage.WithLabelValues(q.Name, string(f.Name), string(r.Name)).Set(float64(have.Used) / unit(r.Name))
-						s.metrics.quota.WithLabelValues(q.Name, string(f.Name), string(r.Name)).Set(float64(have.Nominal) / unit(r.Name))
+					if have.Flavor != engine.FlavorName(f.Name) || have.Resource != engine.Resource(quota.Name) {
+						continue
 					}
+					now := t.used[have.Flavor][have.Resource]
+					reserved.Resources = append(reserved.Resources, resourceUsage(quota.Name, have.Resource, have.Used, have.Borrowed))
+					used.Resources = append(used.Resources, resourceUsage(quota.Name, have.Resource, now, max(0, now-have.Nominal)))
+					s.measure(q.Name, string(f.Name), &quota, have, now)
 				}
 			}
-			st.FlavorsReservation = append(st.FlavorsReservation, u)
-			st.FlavorsUsage = append(st.FlavorsUsage, u)
+			st.FlavorsReservation = append(st.FlavorsReservation, reserved)
+			st.FlavorsUsage = append(st.FlavorsUsage, used)
 		}
 	}
-	s.metrics.pending.WithLabelValues(q.Name, "active").Set(float64(known.Pending - known.Parked))
-	s.metrics.pending.WithLabelValues(q.Name, "inadmissible").Set(float64(known.Parked))
-	s.metrics.active.WithLabelValues(q.Name).Set(float64(known.Reserving))
+	st.FairSharing = nil
+	if s.fair {
+		st.FairSharing = &kueue.FairSharingStatus{WeightedShare: int64(known.Share)}
+	}
 	condition := metav1.Condition{Type: kueue.ClusterQueueActive, Status: metav1.ConditionTrue, Reason: string(engine.CodeReady), Message: "Can admit new workloads", ObservedGeneration: q.Generation}
 	if !known.Active {
 		condition.Status, condition.Reason, condition.Message = metav1.ConditionFalse, string(known.Code), known.Inactive
+		if why.reason != "" {
+			condition.Reason = why.reason
+		}
 	}
 	meta.SetStatusCondition(&st.Conditions, condition)
-	if equality.Semantic.DeepEqual(q.Status, changed.Status) {
-		return nil
-	}
-	return client.IgnoreNotFound(s.client.Status().Update(ctx, changed, client.FieldOwner(FieldOwner)))
+	s.metrics.queue(q, known, t)
+	return s.write(ctx, changed, q.Status, changed.Status)
 }
 
-func unit(name corev1.ResourceName) float64 {
-	if name == corev1.ResourceCPU {
+func resourceUsage(name corev1.ResourceName, r engine.Resource, total, borrowed engine.Amount) kueue.ResourceUsage {
+	return kueue.ResourceUsage{Name: name, Total: translate.Quantity(r, total), Borrowed: translate.Quantity(r, borrowed)}
+}
+
+// measure sets the gauges of one quota.
+func (s *statuses) measure(queue, flavor string, quota *kueue.ResourceQuota, have engine.UsageStatus, admitted engine.Amount) {
+	labels := []string{queue, flavor, string(quota.Name)}
+	one := unit(have.Resource)
+	limit := func(a *engine.Amount) float64 {
+		if a == nil {
+			return math.Inf(1)
+		}
+		return float64(*a) / one
+	}
+	s.metrics.reserve.WithLabelValues(labels...).Set(float64(have.Used) / one)
+	s.metrics.usage.WithLabelValues(labels...).Set(float64(admitted) / one)
+	s.metrics.quota.WithLabelValues(labels...).Set(float64(have.Nominal) / one)
+	s.metrics.borrow.WithLabelValues(labels...).Set(limit(translate.Optional(quota.Name, quota.BorrowingLimit)))
+	s.metrics.lend.WithLabelValues(labels...).Set(limit(translate.Optional(quota.Name, quota.LendingLimit)))
+}
+
+// unit is how many of the engine's amounts make one of a resource's own units.
+func unit(r engine.Resource) float64 {
+	if engine.InThousandths(r) {
 		return 1000
 	}
 	return 1
 }
 
 func (s *statuses) localQueue(ctx context.Context, q *kueue.LocalQueue, all counts) error {
-	t := all.locals[types.NamespacedName{Namespace: q.Namespace, Name: q.Name}]
-	if t == nil {
-		t = &tally{}
-	}
+	t := all.local(types.NamespacedName{Namespace: q.Namespace, Name: q.Name})
 	s.mu.Lock()
 	parent := s.queues[string(q.Spec.ClusterQueue)]
 	known, ok := s.engine.QueueStatus(engine.QueueName(q.Spec.ClusterQueue))
@@ -207,29 +299,51 @@ func (s *statuses) localQueue(ctx context.Context, q *kueue.LocalQueue, all coun
 	if parent != nil {
 		for _, g := range parent.Spec.ResourceGroups {
 			for _, f := range g.Flavors {
-				u := kueue.LocalQueueFlavorUsage{Name: f.Name}
-				for _, r := range f.Resources {
-					u.Resources = append(u.Resources, kueue.LocalQueueResourceUsage{
-						Name: r.Name, Total: translate.Quantity(engine.Resource(r.Name), t.usage[engine.FlavorName(f.Name)][engine.Resource(r.Name)]),
-					})
+				reserved, used := kueue.LocalQueueFlavorUsage{Name: f.Name}, kueue.LocalQueueFlavorUsage{Name: f.Name}
+				for _, quota := range f.Resources {
+					flavor, r := engine.FlavorName(f.Name), engine.Resource(quota.Name)
+					reserved.Resources = append(reserved.Resources, kueue.LocalQueueResourceUsage{Name: quota.Name, Total: translate.Quantity(r, t.reserved[flavor][r])})
+					used.Resources = append(used.Resources, kueue.LocalQueueResourceUsage{Name: quota.Name, Total: translate.Quantity(r, t.used[flavor][r])})
+					s.metrics.localUse.WithLabelValues(q.Name, q.Namespace, string(f.Name), string(quota.Name)).Set(float64(t.used[flavor][r]) / unit(r))
 				}
-				st.FlavorsReservation = append(st.FlavorsReservation, u)
-				st.FlavorsUsage = append(st.FlavorsUsage, u)
+				st.FlavorsReservation = append(st.FlavorsReservation, reserved)
+				st.FlavorsUsage = append(st.FlavorsUsage, used)
 			}
 		}
 	}
+	s.metrics.local.WithLabelValues(q.Name, q.Namespace).Set(float64(t.pending))
+	s.metrics.localRes.WithLabelValues(q.Name, q.Namespace).Set(float64(t.reserving))
+	s.metrics.localRun.WithLabelValues(q.Name, q.Namespace).Set(float64(t.admitted))
 	condition := metav1.Condition{Type: kueue.LocalQueueActive, Status: metav1.ConditionTrue, Reason: "Ready", Message: "Can submit new workloads to ClusterQueue " + string(q.Spec.ClusterQueue), ObservedGeneration: q.Generation}
+	inactive := func(reason, message string) {
+		condition.Status, condition.Reason, condition.Message = metav1.ConditionFalse, reason, message
+	}
 	switch {
-	case !ok:
-		condition.Status, condition.Reason, condition.Message = metav1.ConditionFalse, "ClusterQueueDoesNotExist", "ClusterQueue "+string(q.Spec.ClusterQueue)+" does not exist"
+	case q.DeletionTimestamp != nil:
+		inactive("Terminating", "It is being deleted")
+	case !ok || parent == nil:
+		inactive("ClusterQueueDoesNotExist", "ClusterQueue "+string(q.Spec.ClusterQueue)+" does not exist")
 	case !known.Active:
-		condition.Status, condition.Reason, condition.Message = metav1.ConditionFalse, "ClusterQueueIsInactive", "ClusterQueue "+string(q.Spec.ClusterQueue)+" is inactive: "+known.Inactive
+		inactive("ClusterQueueIsInactive", "ClusterQueue "+string(q.Spec.ClusterQueue)+" is inactive: "+known.Inactive)
 	case q.Spec.StopPolicy != nil && *q.Spec.StopPolicy != kueue.None:
-		condition.Status, condition.Reason, condition.Message = metav1.ConditionFalse, "Stopped", "The LocalQueue is stopped"
+		inactive("Stopped", "The LocalQueue is stopped")
 	}
 	meta.SetStatusCondition(&st.Conditions, condition)
-	if equality.Semantic.DeepEqual(q.Status, changed.Status) {
+	return s.write(ctx, changed, q.Status, changed.Status)
+}
+
+func (s *statuses) cohort(ctx context.Context, o *kueue.Cohort) error {
+	s.mu.Lock()
+	known, ok := s.engine.CohortStatus(engine.CohortName(o.Name))
+	s.mu.Unlock()
+	if !ok {
 		return nil
 	}
-	return client.IgnoreNotFound(s.client.Status().Update(ctx, changed, client.FieldOwner(FieldOwner)))
+	s.metrics.cohortOf(o.Name, known)
+	changed := o.DeepCopy()
+	changed.Status.FairSharing = nil
+	if s.fair {
+		changed.Status.FairSharing = &kueue.FairSharingStatus{WeightedShare: int64(known.Share)}
+	}
+	return s.write(ctx, changed, o.Status, changed.Status)
 }

@@ -17,6 +17,7 @@ import (
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
 	"github.com/sluice-gpu/sluice/quota/engine"
+	"github.com/sluice-gpu/sluice/quota/lifecycle"
 	"github.com/sluice-gpu/sluice/quota/translate"
 )
 
@@ -49,6 +50,8 @@ type view struct {
 	holds bool
 	inUse bool
 	known bool
+	// ready says whether all its pods are.
+	ready bool
 }
 
 func (r *workloads) view(id engine.WorkloadID) view {
@@ -60,6 +63,7 @@ func (r *workloads) view(id engine.WorkloadID) view {
 	}
 	v := view{known: true, object: w.object, admit: w.admit, evict: w.evict, holds: r.holds(id), generation: w.decided}
 	v.inUse = r.inUse(id)
+	v.ready = w.object != nil && r.podsReady(w.object)
 	if held, ok := r.engine.Holding(id); ok && w.admit == nil && w.object != nil && w.object.Status.Admission == nil {
 		v.lost = &held
 	}
@@ -92,14 +96,14 @@ func (r *workloads) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resul
 	case reserved && conditionTrue(wl, kueue.WorkloadEvicted):
 		return r.release(ctx, wl, id)
 	case reserved && v.evict != nil:
-		return ctrl.Result{}, r.evict(ctx, wl, v.evict)
+		return ctrl.Result{}, r.evict(ctx, wl, verdictOf(wl, v.evict))
 	case reserved && wl.DeletionTimestamp != nil:
 		return r.depart(ctx, wl, v)
 	case reserved:
 		if err := r.protect(ctx, wl); err != nil {
 			return ctrl.Result{}, err
 		}
-		return ctrl.Result{}, r.correct(ctx, wl)
+		return r.tend(ctx, wl, v)
 	case v.admit != nil && wl.Generation != v.generation:
 		// The user changed the object meanwhile: what was decided is not what it
 		// asks for now. The new spec is on its way here.
@@ -119,8 +123,7 @@ func (r *workloads) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resul
 	case wl.DeletionTimestamp != nil:
 		return ctrl.Result{}, r.unprotect(ctx, wl)
 	}
-	r.reasons.soon(id)
-	return ctrl.Result{}, nil
+	return r.wait(ctx, wl, id)
 }
 
 // missing handles a Workload that is gone while the engine still counts it.
@@ -155,6 +158,9 @@ func (r *workloads) finish(ctx context.Context, wl *kueue.Workload, id engine.Wo
 	defer r.mu.Unlock()
 	if w := r.works[id]; w != nil && !r.holds(id) {
 		r.forget(id)
+		if a := wl.Status.Admission; a != nil {
+			r.metrics.finished.WithLabelValues(string(a.ClusterQueue)).Inc()
+		}
 	}
 	return ctrl.Result{}, nil
 }
@@ -214,13 +220,16 @@ func (r *workloads) restore(ctx context.Context, wl *kueue.Workload, held engine
 	if err := r.protect(ctx, wl); err != nil {
 		return err
 	}
-	madeAgain(wl, held)
+	r.mu.Lock()
+	r.madeAgain(wl, held)
+	r.mu.Unlock()
 	return r.write(ctx, wl)
 }
 
 // madeAgain puts what is held into the status of a Workload.
-func madeAgain(wl *kueue.Workload, held engine.Assignment) {
+func (c *core) madeAgain(wl *kueue.Workload, held engine.Assignment) {
 	wl.Status.Admission = translate.Admission(held)
+	c.complete(wl, wl.Status.Admission)
 	for _, c := range []metav1.Condition{
 		{Type: kueue.WorkloadQuotaReserved, Reason: "QuotaReserved"},
 		{Type: kueue.WorkloadAdmitted, Reason: "Admitted"},
@@ -244,52 +253,26 @@ func (c *core) failed(id engine.WorkloadID, notBefore time.Time) {
 	c.wake()
 }
 
-// grant writes the reservation.
+// grant writes the reservation, and with it the admission if no check is
+// awaited.
 func (r *workloads) grant(ctx context.Context, wl *kueue.Workload, d *engine.Admit) error {
-	wl.Status.Admission = translate.Admission(d.Assignment)
-	message := fmt.Sprintf("Quota reserved in ClusterQueue %s", d.Assignment.Queue)
-	r.set(wl, kueue.WorkloadQuotaReserved, metav1.ConditionTrue, "QuotaReserved", message)
-	r.set(wl, kueue.WorkloadAdmitted, metav1.ConditionTrue, "Admitted", "The workload is admitted")
-	for _, kind := range []string{kueue.WorkloadEvicted, kueue.WorkloadPreempted} {
-		if meta.FindStatusCondition(wl.Status.Conditions, kind) != nil {
-			r.set(wl, kind, metav1.ConditionFalse, "QuotaReserved", "Admitted again")
-		}
-	}
-	if err := r.write(ctx, wl); err != nil {
-		return err
-	}
-	r.metrics.admitted(string(d.Assignment.Queue), r.now().Sub(wl.CreationTimestamp.Time))
-	r.event(wl, corev1.EventTypeNormal, "Admitted", message+": "+describeUsage(d.Assignment))
-	return nil
-}
-
-// evict begins an eviction: pods are told to go by the object that owns them.
-func (r *workloads) evict(ctx context.Context, wl *kueue.Workload, d *engine.Evict) error {
-	wl = wl.DeepCopy()
-	reason := string(d.Reason)
-	preempted := false
-	switch d.Reason {
-	case engine.InClusterQueue, engine.InCohortReclamation, engine.InCohortFairSharing, engine.InCohortReclaimWhileBorrowing:
-		reason, preempted = kueue.WorkloadEvictedByPreemption, true
-		r.set(wl, kueue.WorkloadPreempted, metav1.ConditionTrue, string(d.Reason), d.Message)
-	}
-	r.set(wl, kueue.WorkloadEvicted, metav1.ConditionTrue, reason, d.Message)
-	r.set(wl, kueue.WorkloadAdmitted, metav1.ConditionFalse, "Evicted", "The workload is evicted: "+d.Message)
-	if err := r.write(ctx, wl); err != nil {
-		return err
-	}
+	a := translate.Admission(d.Assignment)
 	r.mu.Lock()
-	r.engine.Apply(engine.Evicting{ID: d.Victim})
-	if w := r.works[d.Victim]; w != nil {
-		w.evict = nil
-	}
-	r.wake()
+	checks := r.checksOf(a)
+	r.complete(wl, a)
 	r.mu.Unlock()
-	r.metrics.evicted(string(wl.Status.Admission.ClusterQueue), reason)
-	if preempted {
-		reason = "Preempted"
+	lifecycle.Grant(wl, a, checks, r.now())
+	if err := r.write(ctx, wl); err != nil {
+		return err
 	}
-	r.event(wl, corev1.EventTypeWarning, reason, d.Message)
+	r.metrics.reserved(wl, r.now())
+	message := fmt.Sprintf("Quota reserved in ClusterQueue %s: %s", d.Assignment.Queue, describeUsage(d.Assignment))
+	if len(checks) > 0 {
+		r.event(wl, corev1.EventTypeNormal, "QuotaReserved", message+"; admission checks are awaited")
+		return nil
+	}
+	r.metrics.admitted(wl, r.now())
+	r.event(wl, corev1.EventTypeNormal, "Admitted", message)
 	return nil
 }
 
@@ -299,6 +282,9 @@ func (r *workloads) release(ctx context.Context, wl *kueue.Workload, id engine.W
 	busy := r.holds(id)
 	r.mu.Unlock()
 	if busy {
+		if left := lifecycle.StopsAt(wl, r.rules).Sub(r.now()); left > 0 {
+			return ctrl.Result{RequeueAfter: left}, nil
+		}
 		s := &sources{core: r.core, client: r.client, recorder: r.recorder, metrics: r.metrics}
 		return ctrl.Result{RequeueAfter: recheck}, s.clearOut(ctx, r.live, wl)
 	}
@@ -306,11 +292,7 @@ func (r *workloads) release(ctx context.Context, wl *kueue.Workload, id engine.W
 		return ctrl.Result{RequeueAfter: recheck}, err
 	}
 	wl = wl.DeepCopy()
-	wl.Status.Admission = nil
-	r.set(wl, kueue.WorkloadQuotaReserved, metav1.ConditionFalse, kueue.WorkloadQuotaReservedReasonPendingEvaluation, "Evicted; waits again")
-	r.set(wl, kueue.WorkloadAdmitted, metav1.ConditionFalse, kueue.WorkloadAdmittedReasonNoReservation, "No quota is reserved")
-	r.set(wl, kueue.WorkloadEvicted, metav1.ConditionFalse, "Released", "All that it used is free")
-	r.set(wl, kueue.WorkloadRequeued, metav1.ConditionTrue, "Released", "It waits in its queue again")
+	lifecycle.Release(wl, r.now())
 	// The engine learns of it from the result, like every other replica.
 	return ctrl.Result{}, r.write(ctx, wl)
 }
@@ -323,16 +305,6 @@ func (r *workloads) write(ctx context.Context, wl *kueue.Workload) error {
 	}
 	r.saw(wl.DeepCopy())
 	return nil
-}
-
-func (r *workloads) set(wl *kueue.Workload, kind string, status metav1.ConditionStatus, reason, message string) {
-	const longest = 32 * 1024
-	if len(message) > longest {
-		message = message[:longest]
-	}
-	meta.SetStatusCondition(&wl.Status.Conditions, metav1.Condition{
-		Type: kind, Status: status, Reason: reason, Message: message, ObservedGeneration: wl.Generation,
-	})
 }
 
 // event is put on the object that the user made, or on the Workload if it

@@ -147,6 +147,11 @@ func Waiting(wl *kueue.Workload, now time.Time) (changed bool, again time.Durati
 	return false, 0
 }
 
+// Wait says why a workload has no quota.
+func Wait(wl *kueue.Workload, reason, message string, now time.Time) {
+	set(wl, now, kueue.WorkloadQuotaReserved, false, reason, message)
+}
+
 // QueuedAt is when a workload took its place in the queue.
 func QueuedAt(wl *kueue.Workload, r Rules) time.Time {
 	c := meta.FindStatusCondition(wl.Status.Conditions, kueue.WorkloadEvicted)

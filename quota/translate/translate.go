@@ -85,9 +85,6 @@ func ClusterQueue(cq *kueue.ClusterQueue) engine.ClusterQueue {
 // unsupported names the first thing that a queue asks for and that would be
 // ignored here, so that it is inactive with a reason instead.
 func unsupported(cq *kueue.ClusterQueue) string {
-	if s := cq.Spec.AdmissionChecksStrategy; s != nil && len(s.AdmissionChecks) > 0 {
-		return fmt.Sprintf("admission check %q is not supported: nothing here waits for it", s.AdmissionChecks[0].Name)
-	}
 	if cq.Spec.ConcurrentAdmissionPolicy != nil {
 		return "concurrentAdmissionPolicy is not supported"
 	}
@@ -108,8 +105,8 @@ func resourceGroups(groups []kueue.ResourceGroup) []engine.ResourceGroup {
 					if q.Name == r {
 						flavor.Quotas[i] = engine.Quota{
 							Nominal: Amount(r, q.NominalQuota),
-							Borrow:  optional(r, q.BorrowingLimit),
-							Lend:    optional(r, q.LendingLimit),
+							Borrow:  Optional(r, q.BorrowingLimit),
+							Lend:    Optional(r, q.LendingLimit),
 						}
 					}
 				}
@@ -121,7 +118,8 @@ func resourceGroups(groups []kueue.ResourceGroup) []engine.ResourceGroup {
 	return all
 }
 
-func optional(name corev1.ResourceName, q *resource.Quantity) *engine.Amount {
+// Optional is Amount of a quantity that may be missing.
+func Optional(name corev1.ResourceName, q *resource.Quantity) *engine.Amount {
 	if q == nil {
 		return nil
 	}
@@ -209,11 +207,62 @@ func Assignment(a *kueue.Admission) engine.Assignment {
 			set.Flavors[engine.Resource(r)] = engine.FlavorName(f)
 		}
 		for r, q := range s.ResourceUsage {
-			set.Usage[engine.Resource(r)] = Amount(r, q)
+			// What is given of no flavor is charged to no quota: it is there to
+			// bound tickets.
+			if s.Flavors[r] != "" {
+				set.Usage[engine.Resource(r)] = Amount(r, q)
+			}
 		}
 		to.PodSets = append(to.PodSets, set)
 	}
 	return to
+}
+
+// Charge is what a Workload that holds quota is charged: what it was given, less
+// the part of pods that are done for good (status.reclaimablePods).
+func Charge(wl *kueue.Workload) engine.Assignment {
+	a := Assignment(wl.Status.Admission)
+	for _, done := range wl.Status.ReclaimablePods {
+		for i := range a.PodSets {
+			set := &a.PodSets[i]
+			if set.Name != string(done.Name) || set.Count <= 0 {
+				continue
+			}
+			left := max(0, set.Count-done.Count)
+			for r, n := range set.Usage {
+				if n < engine.Unlimited {
+					set.Usage[r] = n / engine.Amount(set.Count) * engine.Amount(left)
+				}
+			}
+			set.Count = left
+		}
+	}
+	return a
+}
+
+// PreemptionGated says whether a gate of the Workload keeps it from evicting
+// others: each is closed until its status says that it is open.
+func PreemptionGated(wl *kueue.Workload) bool {
+	for _, g := range wl.Spec.PreemptionGates {
+		open := slices.ContainsFunc(wl.Status.PreemptionGates, func(s kueue.PreemptionGateState) bool {
+			return s.Name == g.Name && s.Position == kueue.PreemptionGatePositionOpen
+		})
+		if !open {
+			return true
+		}
+	}
+	return false
+}
+
+// Unsupported names the first thing that a Workload asks for and that would be
+// ignored here; "" if there is none.
+func Unsupported(wl *kueue.Workload) string {
+	for i := range wl.Spec.PodSets {
+		if wl.Spec.PodSets[i].TopologyRequest != nil {
+			return fmt.Sprintf("pod set %q has a topologyRequest, which is not supported", wl.Spec.PodSets[i].Name)
+		}
+	}
+	return ""
 }
 
 // Resources are the resources of the amounts, in order.
