@@ -129,7 +129,7 @@ func (c *core) complete(wl *kueue.Workload, a *kueue.Admission) {
 			continue
 		}
 		price, known := c.requested(wl, string(given.Name), flavor)
-		if !known {
+		if !known || price.IsZero() {
 			continue
 		}
 		for _, r := range devices {

@@ -83,8 +83,9 @@ type core struct {
 type work struct {
 	id     engine.WorkloadID
 	object *kueue.Workload
-	// told says that the engine knows it, placed that room was looked for.
-	told, placed bool
+	// told says that the engine knows it, placed that room was looked for, lost
+	// that the API has removed it.
+	told, placed, lost bool
 	// asked is what one pod of each set asks for, as it was admitted.
 	asked map[string][]resourceapi.DeviceClaim
 	// generation is that of the spec which the engine was told, decided that of

@@ -145,7 +145,7 @@ func (c *core) sawWorkload(o *kueue.Workload) {
 		c.dirty[id] = struct{}{}
 	}
 	before := w.object
-	w.object = o
+	w.object, w.lost = o, false
 	c.tell(id)
 	c.followRelease(w, before)
 	if o.Status.Admission == nil || conditionTrue(o, kueue.WorkloadFinished) && !c.inUse(id) {
@@ -221,6 +221,7 @@ func (c *core) lostWorkload(id engine.WorkloadID) {
 		return
 	}
 	if c.inUse(id) {
+		w.lost = true
 		c.tell(id)
 		return
 	}

@@ -47,6 +47,7 @@ func (a *api) next(given *kueue.Admission, conditions ...string) *kueue.Workload
 	a.version++
 	wl := &kueue.Workload{ObjectMeta: metav1.ObjectMeta{
 		Namespace: "team", Name: "w", UID: a.uid, Generation: 1, ResourceVersion: fmt.Sprint(100 + a.version),
+		OwnerReferences: []metav1.OwnerReference{{APIVersion: "batch/v1", Kind: "Job", Name: "owner", UID: "owner", Controller: ptr.To(true)}},
 	}}
 	wl.Spec.PodSets = []kueue.PodSet{{Name: mainSet, Count: 1}}
 	wl.Spec.Priority = ptr.To(int32(0))

@@ -161,7 +161,7 @@ func TestADeletedWorkloadStaysUntilNothingIsHeld(t *testing.T) {
 	}
 }
 
-func TestAWorkloadThatHoldsNothingHasNoFinalizer(t *testing.T) {
+func TestAWorkloadThatHoldsNothingGoesWhenItIsDeleted(t *testing.T) {
 	for name, wl := range map[string]*kueue.Workload{
 		"finished": (&api{uid: "u"}).next(grant("q", 4), reserved, admittedCondition, kueue.WorkloadFinished),
 		"evicted":  (&api{uid: "u"}).next(grant("q", 4), reserved, evicted),
@@ -169,11 +169,15 @@ func TestAWorkloadThatHoldsNothingHasNoFinalizer(t *testing.T) {
 	} {
 		wl.Finalizers = []string{Finalizer}
 		d := newDesk(t, wl)
+		d.take("w")
+		if err := d.client.Delete(t.Context(), wl); err != nil {
+			t.Fatal(err)
+		}
 		for range 2 {
 			d.take("w")
 			d.reconcile("w")
 		}
-		if got := d.stored("w"); len(got.Finalizers) != 0 {
+		if got := d.stored("w"); got != nil {
 			t.Errorf("%s: finalizers %v", name, got.Finalizers)
 		}
 	}

@@ -50,8 +50,8 @@ type view struct {
 	holds bool
 	inUse bool
 	known bool
-	// ready says whether all its pods are.
-	ready bool
+	// ready says whether all its pods are, lost that the API has removed it.
+	ready, removed bool
 }
 
 func (r *workloads) view(id engine.WorkloadID) view {
@@ -63,6 +63,7 @@ func (r *workloads) view(id engine.WorkloadID) view {
 	}
 	v := view{known: true, object: w.object, admit: w.admit, evict: w.evict, holds: r.holds(id), generation: w.decided}
 	v.inUse = r.inUse(id)
+	v.removed = w.lost
 	v.ready = w.object != nil && r.podsReady(w.object)
 	if held, ok := r.engine.Holding(id); ok && w.admit == nil && w.object != nil && w.object.Status.Admission == nil {
 		v.lost = &held
@@ -128,6 +129,10 @@ func (r *workloads) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resul
 
 // missing handles a Workload that is gone while the engine still counts it.
 func (r *workloads) missing(ctx context.Context, id engine.WorkloadID, v view) (ctrl.Result, error) {
+	if !v.removed {
+		// Made here a moment ago; the caches will show it.
+		return ctrl.Result{RequeueAfter: recheck}, nil
+	}
 	if !v.holds {
 		if charged, err := r.ledger.charged(ctx, v.object); err != nil || charged {
 			return ctrl.Result{RequeueAfter: recheck}, err
@@ -135,7 +140,7 @@ func (r *workloads) missing(ctx context.Context, id engine.WorkloadID, v view) (
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		// Look again: a fact may have come in between.
-		if w := r.works[id]; w != nil && w.object == v.object && !r.holds(id) {
+		if w := r.works[id]; w != nil && w.lost && !r.holds(id) {
 			r.forget(id)
 		}
 		return ctrl.Result{}, nil

@@ -58,6 +58,8 @@ type world struct {
 	stop   context.CancelFunc
 	done   chan struct{}
 	hook   *hook
+	// engine draws the queues of the controller that was started last.
+	engine func() string
 }
 
 var once sync.Once
@@ -92,6 +94,9 @@ func newWorld(t *testing.T) *world {
 // clean removes what the test made, so that the next finds its nodes empty.
 func (w *world) clean(t *testing.T) {
 	ctx := context.Background()
+	if t.Failed() && w.engine != nil {
+		t.Logf("engine:\n%s", w.engine())
+	}
 	w.halt()
 	if t.Failed() {
 		t.Logf("controller-manager: %s", w.Log("kube-controller-manager"))
@@ -168,6 +173,7 @@ func (w *world) start(t *testing.T) *controller.Controller {
 		cancel()
 		t.Fatal(err)
 	}
+	w.engine = c.String
 	w.stop, w.done = cancel, make(chan struct{})
 	go func() {
 		defer close(w.done)
