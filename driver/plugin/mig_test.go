@@ -12,6 +12,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/gpus"
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
@@ -452,7 +453,7 @@ func (n *node) firstInstance(t *testing.T) *string {
 	return &inv.GPUs[0].Partition.Instances[0].Devices[0].UUID
 }
 
-// D11: eight cards in MIG mode are far more devices than one slice takes.
+// D11: sixteen cards in MIG mode are far more devices than one slice takes.
 func TestManyMIGDevicesFillSeveralSlices(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, gpus.Multiple(16, gpus.A100_SXM4_80GB)...)
@@ -468,6 +469,27 @@ func TestManyMIGDevicesFillSeveralSlices(t *testing.T) {
 			t.Errorf("%s is there twice", d.Name)
 		}
 		seen[d.Name] = true
+	}
+	var list *resourceapi.ResourceSliceList
+	eventually(t, "all slices of the pool", func() (complete bool) {
+		var err error
+		if list, err = n.client.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		return len(list.Items) > 0 && list.Items[0].Spec.Pool.ResourceSliceCount == int64(len(list.Items))
+	})
+	sets := 0
+	for _, s := range list.Items {
+		sets += len(s.Spec.SharedCounters)
+		if len(s.Spec.Devices) > 64 || len(s.Spec.SharedCounters) > 8 || (len(s.Spec.Devices) > 0 && len(s.Spec.SharedCounters) > 0) {
+			t.Errorf("a slice with %d devices and %d sets of counters", len(s.Spec.Devices), len(s.Spec.SharedCounters))
+		}
+		if s.Spec.Pool.ResourceSliceCount != int64(len(list.Items)) {
+			t.Errorf("a slice of %d, there are %d", s.Spec.Pool.ResourceSliceCount, len(list.Items))
+		}
+	}
+	if sets != 16 {
+		t.Errorf("%d sets of counters for 16 cards", sets)
 	}
 }
 

@@ -2,7 +2,9 @@ package fakegpu
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -46,10 +48,27 @@ func (in *Installed) Instances(card int) (instances []Instance, on bool, err err
 	return in.mig(card)
 }
 
-// MIGMode switches a card's MIG mode. The card must be idle and have no instances.
+// MIGMode switches a card's MIG mode. The card must be idle and have no instances. The mode
+// outlives a Reset, as an A100 keeps it over a power cycle; instances do not.
 func (in *Installed) MIGMode(card int, on bool) error {
-	_, _, err := in.mig(card, map[bool]string{true: "on", false: "off"}[on])
-	return err
+	if _, _, err := in.mig(card, map[bool]string{true: "on", false: "off"}[on]); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(in.keptMode(card)), 0o755); err != nil {
+		return err
+	}
+	if on {
+		return os.WriteFile(in.keptMode(card), nil, 0o644)
+	}
+	if err := os.Remove(in.keptMode(card)); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// keptMode is a file that is there while the card is in MIG mode: its own memory.
+func (in *Installed) keptMode(card int) string {
+	return filepath.Join(in.DriverRoot, "var/lib/fakegpu", fmt.Sprintf("mig-%d", card))
 }
 
 // MakeInstance makes a GPU instance, with one compute instance that is all of it, as an
@@ -92,11 +111,14 @@ func (in *Installed) partition() error {
 		return err
 	}
 	for i, c := range cards {
-		if c.Mode == nil {
+		if _, err := os.Stat(in.keptMode(i)); err != nil && c.Mode == nil {
 			continue
 		}
 		if err := in.MIGMode(i, true); err != nil {
 			return err
+		}
+		if c.Mode == nil {
+			continue
 		}
 		for _, at := range c.Mode.Instances {
 			if err := in.MakeInstance(i, at); err != nil {

@@ -272,6 +272,15 @@ func TestTheModeIsKeptWhileTheCardIsInUse(t *testing.T) {
 	if err := in.MIGMode(0, false); err == nil {
 		t.Error("switched off with an instance")
 	}
+	if err := in.Reset(); err != nil {
+		t.Fatal(err)
+	}
+	if instances, on, err := in.Instances(0); err != nil || !on || len(instances) > 0 {
+		t.Errorf("after a power cycle mode %v, instances %+v, %v", on, instances, err)
+	}
+	if err := in.MakeInstance(0, "7g.80gb"); err != nil {
+		t.Fatal(err)
+	}
 	if err := in.DestroyInstance(0, 1); err != nil {
 		t.Fatal(err)
 	}

@@ -84,6 +84,10 @@ func DefaultValues(tag string) map[string]any {
 			"bootIDFile": cluster.BootIDFile,
 			"config": map[string]any{"nodeGroups": []any{
 				map[string]any{
+					"name": "mig", "deviceSelector": map[string]any{"cel": `device.attributes["gpu.sluice.dev"].mig`},
+					"mode": "mig",
+				},
+				map[string]any{
 					"name": "a100-fixed", "nodeSelector": map[string]any{"gpu-type": "a100", "slicing": "fixed"},
 					"mode": "fixed", "slices": 4, "memory": "20000Mi",
 				},
