@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/yaml"
 
 	"github.com/sluice-gpu/sluice/e2e/cluster"
@@ -321,11 +322,29 @@ func tail(text string, lines int) string {
 }
 
 // CommandPath fills dir with a kubectl and a helm that talk to the cluster, in the namespace
-// unless told otherwise, for shells that put dir first in their PATH.
+// unless told otherwise, and with the plugin "kubectl sluice" as it was built, for shells that put
+// dir first in their PATH.
 func (b *Testbed) CommandPath(dir, namespace string) (string, error) {
-	for _, name := range []string{"kubectl", "helm"} {
-		script := fmt.Sprintf("#!/bin/sh\nexport KUBECONFIG=%s\nexec nsenter --net=%s %s --namespace %s \"$@\"\n",
-			b.Cluster.Kubeconfig(), b.Cluster.NetworkNamespace(), b.Cluster.Binary(name), namespace)
+	config, err := clientcmd.LoadFromFile(b.Cluster.Kubeconfig())
+	if err != nil {
+		return "", err
+	}
+	for _, c := range config.Contexts {
+		c.Namespace = namespace
+	}
+	kubeconfig := filepath.Join(dir, "kubeconfig")
+	if err := clientcmd.WriteToFile(*config, kubeconfig); err != nil {
+		return "", err
+	}
+	root, err := product.Root()
+	if err != nil {
+		return "", err
+	}
+	for name, program := range map[string]string{
+		"kubectl": b.Cluster.Binary("kubectl"), "helm": b.Cluster.Binary("helm"),
+		"kubectl-sluice": filepath.Join(root, "bin", "kubectl-sluice"),
+	} {
+		script := fmt.Sprintf("#!/bin/sh\nexport KUBECONFIG=%s\nexec nsenter --net=%s %s \"$@\"\n", kubeconfig, b.Cluster.NetworkNamespace(), program)
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(script), 0o755); err != nil {
 			return "", err
 		}
