@@ -61,6 +61,8 @@ type GPU struct {
 	MIG bool
 	// Partition is how a card in MIG mode is cut; nil for others.
 	Partition *Partition
+	// ECC tells that the card corrects errors of its memory.
+	ECC bool
 	// NVLinkDomain is equal for cards that reach one another over NVLink.
 	// A card without such a link is alone in a domain of its own.
 	NVLinkDomain string

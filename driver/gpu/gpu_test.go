@@ -9,7 +9,12 @@ import (
 	"testing/fstest"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/dgxa100"
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/dgxb200"
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/dgxh100"
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/dgxh200"
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/gpus"
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/server"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/sluice-gpu/sluice/driver/gpu"
@@ -37,7 +42,7 @@ func TestACardIsDescribedInFull(t *testing.T) {
 		ProductName: "NVIDIA A100-SXM4-80GB", Brand: "Nvidia", Architecture: "Ampere", ComputeCapability: "8.0",
 		DriverVersion: gputest.DriverVersion, CUDAVersion: "12.8",
 		MemoryTotal: 81920 << 20, MemoryReserved: gputest.ReservedMi << 20,
-		SMCount: 108, MemoryBandwidth: 2039, FP16TFLOPS: 312,
+		SMCount: 108, MemoryBandwidth: 2039, FP16TFLOPS: 312, ECC: true,
 		NVLinkDomain: "nvlink-a0000000",
 	}}
 	if diff := cmp.Diff(want, inv.GPUs); diff != "" {
@@ -45,6 +50,44 @@ func TestACardIsDescribedInFull(t *testing.T) {
 	}
 	if got := inv.GPUs[0].UsableMi(); got != 81920-gputest.ReservedMi {
 		t.Errorf("%dMi usable", got)
+	}
+}
+
+func TestMachinesOfEightCardsAreDescribed(t *testing.T) {
+	for _, tc := range []struct {
+		server       *server.Server
+		product      string
+		architecture string
+		capability   string
+		sms          int
+		fp16         int64
+		memoryMi     int64
+	}{
+		{dgxa100.New(), "Mock NVIDIA A100-SXM4-40GB", "Ampere", "8.0", 108, 312, 40960},
+		{dgxh100.New(), "NVIDIA H100 80GB HBM3", "Hopper", "9.0", 132, 989, 81920},
+		{dgxh200.New(), "NVIDIA H200 141GB HBM3e", "Hopper", "9.0", 132, 989, 144384},
+		{dgxb200.New(), "NVIDIA B200 180GB HBM3e", "Blackwell", "10.0", 148, 2250, 184320},
+	} {
+		t.Run(tc.product, func(t *testing.T) {
+			inv := scan(t, gputest.Complete(tc.server), fstest.MapFS{})
+			if len(inv.GPUs) != 8 || len(inv.Missing) != 0 {
+				t.Fatalf("%d cards, missing %v", len(inv.GPUs), inv.Missing)
+			}
+			ids := map[string]bool{}
+			for i, g := range inv.GPUs {
+				ids[g.UUID] = true
+				if g.PCIBusID != gputest.BusID(i) || g.ProductName != tc.product || g.Architecture != tc.architecture ||
+					g.ComputeCapability != tc.capability || g.SMCount != tc.sms || g.FP16TFLOPS != tc.fp16 || !g.ECC || g.MIG {
+					t.Errorf("card %d: %+v", i, g)
+				}
+				if got := g.UsableMi(); got != tc.memoryMi-gputest.ReservedMi {
+					t.Errorf("card %d: %dMi usable, want %dMi", i, got, tc.memoryMi-gputest.ReservedMi)
+				}
+			}
+			if len(ids) != 8 {
+				t.Errorf("%d identities", len(ids))
+			}
+		})
 	}
 }
 
@@ -233,12 +276,13 @@ func TestAnOldDriverIsNotAskedWhatItDoesNotKnow(t *testing.T) {
 	lib := gputest.New(gputest.T4)
 	lib.LookupSymbolFunc = func(symbol string) error {
 		switch symbol {
-		case "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetNumGpuCores", "nvmlDeviceGetMemoryBusWidth", "nvmlDeviceGetMemoryAffinity", "nvmlDeviceGetNvLinkState":
+		case "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetEccMode", "nvmlDeviceGetNumGpuCores", "nvmlDeviceGetMemoryBusWidth", "nvmlDeviceGetMemoryAffinity", "nvmlDeviceGetNvLinkState":
 			return errors.New("no such symbol")
 		}
 		return nil
 	}
 	d := lib.Card(0)
+	d.GetEccModeFunc = nil
 	d.GetMemoryInfo_v2Func, d.GetNumGpuCoresFunc, d.GetMemoryBusWidthFunc, d.GetMemoryAffinityFunc, d.GetNvLinkStateFunc = nil, nil, nil, nil, nil
 	g := scan(t, lib, fstest.MapFS{}).GPUs[0]
 	if g.MemoryTotal != 15360<<20 || g.SMCount != 0 || g.MemoryBandwidth != 0 {

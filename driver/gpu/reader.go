@@ -78,6 +78,11 @@ func (r *reader) card(index int, dev nvml.Device) (GPU, error) {
 			return g, fmt.Errorf("%s: MIG: %w", g.UUID, err)
 		}
 	}
+	if r.has("nvmlDeviceGetEccMode") {
+		if mode, _, ret := dev.GetEccMode(); ret == nvml.SUCCESS {
+			g.ECC = mode == nvml.FEATURE_ENABLED
+		}
+	}
 	if r.has("nvmlDeviceGetNumGpuCores") {
 		if cores, ret := dev.GetNumGpuCores(); ret == nvml.SUCCESS {
 			g.SMCount = cores / coresPerSM(major, minor)

@@ -50,28 +50,28 @@ func coresPerSM(major, minor int) int {
 	}
 }
 
-// fp16 holds dense tensor-core FP16 throughput in TFLOPS from the makers'
-// data sheets (figures "with sparsity" halved). The first row whose words all
-// occur in the product name counts.
+// fp16 holds dense tensor-core FP16 throughput in TFLOPS from NVIDIA's data
+// sheets, figures "with sparsity" halved. The first row whose words all occur in
+// the product name counts.
 var fp16 = []struct {
 	words  []string
 	tflops int64
 }{
-	{[]string{"B200"}, 2250},
-	{[]string{"H200", "NVL"}, 836},
-	{[]string{"H200"}, 989},
-	{[]string{"H100", "PCI"}, 756},
-	{[]string{"H100", "NVL"}, 836},
-	{[]string{"H100"}, 989},
-	{[]string{"A100"}, 312},
-	{[]string{"A30"}, 165},
-	{[]string{"A10"}, 125},
-	{[]string{"L40S"}, 362},
-	{[]string{"L40"}, 181},
-	{[]string{"L4"}, 121},
-	{[]string{"T4"}, 65},
-	{[]string{"V100", "PCI"}, 112},
-	{[]string{"V100"}, 125},
+	{[]string{"B200"}, 2250},       // HGX B200 data sheet: 36 PFLOPS sparse of 8 cards
+	{[]string{"H200", "NVL"}, 836}, // H200 Tensor Core GPU data sheet, column NVL
+	{[]string{"H200"}, 989},        // the same, column SXM
+	{[]string{"H100", "PCI"}, 756}, // H100 Tensor Core GPU data sheet of 2022, column PCIe
+	{[]string{"H100", "NVL"}, 836}, // H100 Tensor Core GPU data sheet, column NVL
+	{[]string{"H100"}, 989},        // the same, column SXM
+	{[]string{"A100"}, 312},        // A100 Tensor Core GPU data sheet
+	{[]string{"A30"}, 165},         // A30 Tensor Core GPU data sheet
+	{[]string{"A10"}, 125},         // A10 Tensor Core GPU data sheet
+	{[]string{"L40S"}, 362},        // L40S data sheet
+	{[]string{"L40"}, 181},         // L40 data sheet
+	{[]string{"L4"}, 121},          // L4 Tensor Core GPU data sheet
+	{[]string{"T4"}, 65},           // T4 Tensor Core GPU data sheet
+	{[]string{"V100", "PCI"}, 112}, // V100 Tensor Core GPU data sheet, column PCIe
+	{[]string{"V100"}, 125},        // the same, column SXM2
 }
 
 func fp16TFLOPS(product string) int64 {

@@ -186,6 +186,7 @@ func attributes(kind, device string, g gpu.GPU, position int, oversubscribed boo
 		"fp16TFLOPS":            number(g.FP16TFLOPS),
 		"mig":                   {BoolValue: ptr.To(g.MIG)},
 		"nvlinkDomain":          text(link),
+		"ecc":                   {BoolValue: ptr.To(g.ECC)},
 		"oversubscribed":        {BoolValue: ptr.To(oversubscribed)},
 		"profile":               text(""),
 		"parentUUID":            text(""),

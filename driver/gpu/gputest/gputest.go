@@ -4,6 +4,7 @@ package gputest
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock"
@@ -52,6 +53,11 @@ func New(models ...gpus.Config) *Library {
 	if err != nil {
 		panic(err)
 	}
+	return Complete(s)
+}
+
+// Complete gives a mock server of go-nvml's what it leaves out.
+func Complete(s *server.Server) *Library {
 	l := &Library{Server: s, busy: map[int]bool{}, programs: map[string][]nvml.ProcessInfo{}}
 	l.EventSetCreateFunc = func() (nvml.EventSet, nvml.Return) {
 		return &mock.EventSet{
@@ -107,7 +113,13 @@ func (l *Library) complete(i int) {
 		}
 		return 0, nvml.ERROR_NOT_SUPPORTED
 	}
-	d.GetNumGpuCoresFunc = func() (int, nvml.Return) { return 6912, nvml.SUCCESS }
+	d.GetNumGpuCoresFunc = func() (int, nvml.Return) {
+		name, ret := d.GetName()
+		return lanes(name), ret
+	}
+	d.GetEccModeFunc = func() (nvml.EnableState, nvml.EnableState, nvml.Return) {
+		return nvml.FEATURE_ENABLED, nvml.FEATURE_ENABLED, nvml.SUCCESS
+	}
 	d.GetMemoryBusWidthFunc = func() (uint32, nvml.Return) { return 5120, nvml.SUCCESS }
 	d.GetMaxClockInfoFunc = func(nvml.ClockType) (uint32, nvml.Return) { return 1593, nvml.SUCCESS }
 	d.GetMemoryAffinityFunc = func(int, nvml.AffinityScope) ([]uint, nvml.Return) {
@@ -116,4 +128,15 @@ func (l *Library) complete(i int) {
 	d.GetNvLinkStateFunc = func(int) (nvml.EnableState, nvml.Return) {
 		return nvml.FEATURE_DISABLED, nvml.ERROR_NOT_SUPPORTED
 	}
+}
+
+// lanes are the FP32 lanes of a model.
+func lanes(name string) int {
+	switch {
+	case strings.Contains(name, "B200"):
+		return 148 * 128
+	case strings.Contains(name, "H100"), strings.Contains(name, "H200"):
+		return 132 * 128
+	}
+	return 108 * 64
 }
