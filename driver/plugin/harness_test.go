@@ -141,7 +141,7 @@ func (n *node) instanceConfig() Config {
 		NodeName: "n1", PodUID: n.podUID, KubeClient: n.client,
 		PluginDir: n.path("plugin"), RegistryDir: n.path("plugins_registry"), CDIDir: n.path("cdi"), BootIDFile: n.path("boot_id"),
 		Configuration: cfg, Source: n.source, Edits: n.edits, MIG: n.cards,
-		ScanInterval: 20 * time.Millisecond, LabelInterval: 20 * time.Millisecond, ReconcileInterval: 30 * time.Millisecond,
+		ScanInterval: 20 * time.Millisecond, ReconcileInterval: 30 * time.Millisecond,
 	}
 	if n.enforce {
 		l, err := limit.Install(limit.Sources{CUDA: n.path("shim.so")}, n.path("plugin", "lib"))

@@ -3,22 +3,16 @@ package plugin
 import (
 	"context"
 	"errors"
-	"fmt"
 	"reflect"
 	"slices"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/sluice-gpu/sluice/driver/gpu"
 	"github.com/sluice-gpu/sluice/driver/slicing"
 )
-
-// pluginResource is what NVIDIA's device plugin offers. Sluice offers it, too,
-// but through a DeviceClass, never in the node's status.
-const pluginResource = "nvidia.com/gpu"
 
 // offerLoop looks at the node again and again and publishes what changed.
 func (d *Driver) offerLoop(ctx context.Context) {
@@ -29,6 +23,7 @@ func (d *Driver) offerLoop(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
+		case <-d.node.changed:
 		}
 		if err := d.look(ctx); err != nil {
 			d.complain(ctx, err)
@@ -44,7 +39,7 @@ type judge interface {
 // look scans the cards and makes the plan from them. The error is of a kind
 // that another look may not repeat; the last good plan stays.
 func (d *Driver) look(ctx context.Context) error {
-	labels, err := d.nodeLabels(ctx)
+	node, err := d.node.facts(ctx)
 	if err != nil {
 		return err
 	}
@@ -69,7 +64,7 @@ func (d *Driver) look(ctx context.Context) error {
 	for _, m := range inv.Missing {
 		d.complain(ctx, errors.New(m))
 	}
-	plan, err := d.planFor(ctx, inv.GPUs, labels)
+	plan, err := d.planFor(ctx, inv.GPUs, node.labels)
 	if err != nil && d.plan() == nil {
 		return err // at start the configuration is refused as a whole
 	}
@@ -79,17 +74,17 @@ func (d *Driver) look(ctx context.Context) error {
 	for _, i := range ill {
 		plan.MarkInstance(i.Device, slicing.Unfit{Key: i.Key, Reason: i.Reason})
 	}
-	d.occupied(ctx, plan)
+	d.occupied(ctx, plan, node.devicePlugin)
 	d.adopt(ctx, plan, inv)
 	return err
 }
 
 // occupied marks cards that somebody else hands out or uses, so that none is
 // handed out twice: by a device plugin, or to processes that use no share.
-func (d *Driver) occupied(ctx context.Context, plan *slicing.Plan) {
+func (d *Driver) occupied(ctx context.Context, plan *slicing.Plan, devicePlugin bool) {
 	now := map[string]string{}
 	for _, c := range plan.Cards {
-		if d.devicePlugin {
+		if devicePlugin {
 			plan.Occupy(c.Device, "device-plugin-active", "the node also offers "+pluginResource+" by a device plugin, which hands out the same cards")
 		}
 		if d.monitor != nil && d.monitor.Foreign(c.UUID) {
@@ -162,29 +157,6 @@ func samePolicy(a, b *slicing.Plan) bool {
 
 func sameGPUs(a, b gpu.Inventory) bool {
 	return reflect.DeepEqual(a.GPUs, b.GPUs) && slices.Equal(a.Missing, b.Missing)
-}
-
-// nodeLabels reads the node's labels, from the API server every now and then.
-func (d *Driver) nodeLabels(ctx context.Context) (map[string]string, error) {
-	if d.labels != nil && time.Since(d.labelsAt) < d.cfg.LabelInterval {
-		return d.labels, nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	node, err := d.cfg.KubeClient.CoreV1().Nodes().Get(ctx, d.cfg.NodeName, metav1.GetOptions{})
-	if err != nil {
-		if d.labels != nil {
-			return d.labels, nil // old labels are better than none
-		}
-		return nil, fmt.Errorf("reading the labels of node %s: %w", d.cfg.NodeName, err)
-	}
-	d.labels, d.labelsAt, d.nodeUID = node.Labels, time.Now(), node.UID
-	cards := node.Status.Allocatable[pluginResource]
-	d.devicePlugin = cards.Sign() > 0
-	if d.labels == nil {
-		d.labels = map[string]string{}
-	}
-	return d.labels, nil
 }
 
 // complain logs a condition of the node once, until another one comes.

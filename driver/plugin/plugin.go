@@ -86,9 +86,6 @@ type Config struct {
 
 	// ScanInterval is the time between two looks at the cards. Default 2 s.
 	ScanInterval time.Duration
-	// LabelInterval is the time between two looks at the node's labels.
-	// Default 30 s.
-	LabelInterval time.Duration
 	// MonitorInterval is the time between two looks at what runs on the
 	// cards. Default 250 ms.
 	MonitorInterval time.Duration
@@ -104,7 +101,7 @@ func (c *Config) setDefaults() {
 	for _, d := range []struct {
 		field *time.Duration
 		value time.Duration
-	}{{&c.ScanInterval, 2 * time.Second}, {&c.LabelInterval, 30 * time.Second}, {&c.ReconcileInterval, 3 * time.Minute}} {
+	}{{&c.ScanInterval, 2 * time.Second}, {&c.ReconcileInterval, 3 * time.Minute}} {
 		if *d.field <= 0 {
 			*d.field = d.value
 		}
@@ -118,6 +115,7 @@ type Driver struct {
 	files   *files
 	migs    *mig.Instances // nil: none
 	health  *health
+	node    *ownNode
 	metrics *metrics
 	monitor *monitor.Monitor // nil: none
 
@@ -130,8 +128,6 @@ type Driver struct {
 	controller *resourceslice.Controller // nil until something was published
 	inventory  gpu.Inventory
 	published  []resourceslice.Slice
-	labels     map[string]string
-	labelsAt   time.Time
 	complained string
 	// configuration is in use; pending was read later and did not fit the
 	// cards when it was tried last; refused is what was said about that, misfit what
@@ -140,16 +136,13 @@ type Driver struct {
 	pending       *config.DriverConfiguration
 	refused       string
 	misfit        string
-	nodeUID       types.UID
-	// devicePlugin tells that the node's status offers cards as well.
-	devicePlugin bool
-	unfit        map[string]string // reasons by device, as logged
+	unfit         map[string]string // reasons by device, as logged
 }
 
 // New prepares an instance without starting it.
 func New(cfg Config) *Driver {
 	cfg.setDefaults()
-	d := &Driver{cfg: cfg, configuration: cfg.Configuration, health: newHealth(cfg.NodeName)}
+	d := &Driver{cfg: cfg, configuration: cfg.Configuration, health: newHealth(cfg.NodeName), node: newOwnNode(cfg.NodeName, cfg.KubeClient)}
 	d.files = &files{
 		sharesDir: filepath.Join(cfg.PluginDir, sharesName),
 		cdiDir:    cfg.CDIDir,
@@ -189,7 +182,7 @@ func (d *Driver) Run(ctx context.Context) error {
 	if err := d.look(ctx); err != nil {
 		var misfit slicing.Misfit
 		if errors.As(err, &misfit) {
-			ReportConfiguration(ctx, d.cfg.KubeClient, d.cfg.NodeName, d.nodeUID, err)
+			ReportConfiguration(ctx, d.cfg.KubeClient, d.cfg.NodeName, d.node.uid(), err)
 			return err
 		}
 		d.complain(ctx, err)
@@ -217,6 +210,7 @@ func (d *Driver) Run(ctx context.Context) error {
 	if plan := d.plan(); plan != nil {
 		d.publish(ctx, plan)
 	}
+	go d.node.watch(ctx)
 	go d.reconcileLoop(ctx)
 	go d.accountsLoop(ctx)
 	go d.tendLoop(ctx)

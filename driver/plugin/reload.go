@@ -90,7 +90,7 @@ func ReportConfiguration(ctx context.Context, client kubernetes.Interface, node 
 
 // event is about this node. It does not wait for the API server.
 func (d *Driver) event(ctx context.Context, kind, reason, message string) {
-	uid := d.nodeUID
+	uid := d.node.uid()
 	go func() {
 		if err := nodeEvent(ctx, d.cfg.KubeClient, d.cfg.NodeName, uid, kind, reason, message); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "An event was not written", "node", d.cfg.NodeName, "reason", reason)
