@@ -84,6 +84,9 @@ func DefaultValues(tag string) map[string]any {
 			"driverRoot": cluster.DriverRoot,
 			"bootIDFile": cluster.BootIDFile,
 			"config": map[string]any{"nodeGroups": []any{
+				// No node has these labels to begin with; scenarios put them on.
+				map[string]any{"name": "whole", "nodeSelector": map[string]any{"slicing": "whole"}, "mode": "whole"},
+				map[string]any{"name": "oversubscribed", "nodeSelector": map[string]any{"slicing": "oversubscribed"}, "oversubscription": 1.5},
 				map[string]any{
 					"name": "mig", "deviceSelector": map[string]any{"cel": `device.attributes["gpu.sluice.dev"].mig`},
 					"mode": "mig",
