@@ -27,10 +27,13 @@ func (l lister) Get(name string) (*resourceapi.DeviceClass, error) {
 }
 
 // allocate asks the scheduler's own allocator.
-func allocate(t *rapid.T, d *resourceapi.Device, c *resourceapi.DeviceClaim) *resourceapi.AllocationResult {
+func allocate(t *rapid.T, c *resourceapi.DeviceClaim, devices ...*resourceapi.Device) *resourceapi.AllocationResult {
 	slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Spec: resourceapi.ResourceSliceSpec{
-		Driver: DriverName, NodeName: ptr.To("node-1"), Pool: resourceapi.ResourcePool{Name: "node-1", ResourceSliceCount: 1}, Devices: []resourceapi.Device{*d},
+		Driver: DriverName, NodeName: ptr.To("node-1"), Pool: resourceapi.ResourcePool{Name: "node-1", ResourceSliceCount: 1},
 	}}
+	for _, d := range devices {
+		slice.Spec.Devices = append(slice.Spec.Devices, *d)
+	}
 	state := structured.AllocatedState{AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](), AggregatedCapacity: structured.NewConsumedCapacityCollection()}
 	a, err := structured.NewAllocator(context.Background(), structured.Features{ConsumableCapacity: true, FractionalCapacityRange: true},
 		state, lister(stockClasses()), []*resourceapi.ResourceSlice{slice}, cel.NewCache(10, cel.Features{EnableConsumableCapacity: true}))
@@ -83,7 +86,7 @@ func TestRoundingIsTheAllocators(t *testing.T) {
 		}
 		r.Exactly.Capacity = &resourceapi.CapacityRequirements{Requests: requests}
 
-		result := allocate(t, d, claim(r))
+		result := allocate(t, claim(r), d)
 		got, err := NewFleet("f", stockClasses(), on("node-1", d), nil).Claim(context.Background(), claim(r))
 		if (result == nil) != (err != nil) {
 			t.Fatalf("allocator gives %v, price %v, error %v", result, got, err)
@@ -97,6 +100,101 @@ func TestRoundingIsTheAllocators(t *testing.T) {
 		}
 		if got != want {
 			t.Fatalf("price %+v, the allocator consumes %+v", got, want)
+		}
+	})
+}
+
+// drawRequest draws what one request asks for, on top of its class.
+func drawRequest(t *rapid.T, label string) *resourceapi.ExactDeviceRequest {
+	r := &resourceapi.ExactDeviceRequest{
+		DeviceClassName: rapid.SampledFrom([]string{"gpu.sluice.dev", "gpu.sluice.dev", "mig.gpu.sluice.dev"}).Draw(t, label+" class"),
+		AllocationMode:  resourceapi.DeviceAllocationModeExactCount,
+		Count:           rapid.Int64Range(1, 3).Draw(t, label+" count"),
+	}
+	if rapid.IntRange(0, 4).Draw(t, label+" all") == 0 {
+		r.AllocationMode, r.Count = resourceapi.DeviceAllocationModeAll, 0
+	}
+	if rapid.Bool().Draw(t, label+" selects") {
+		r.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: rapid.SampledFrom([]string{
+			`device.attributes["gpu.sluice.dev"].index < 2`, `device.allowMultipleAllocations == true`,
+		}).Draw(t, label+" selector")}}}
+	}
+	requests := map[resourceapi.QualifiedName]resource.Quantity{}
+	for _, key := range []resourceapi.QualifiedName{CapacityMemory, CapacityCores} {
+		if rapid.IntRange(0, 4).Draw(t, label+" names "+string(key)) < map[resourceapi.QualifiedName]int{CapacityMemory: 3, CapacityCores: 2}[key] {
+			requests[key] = *resource.NewMilliQuantity(rapid.SampledFrom([]int64{500, 1000}).Draw(t, "scale")*rapid.Int64Range(1, 24).Draw(t, "asked"), resource.DecimalSI)
+		}
+	}
+	if len(requests) > 0 {
+		r.Capacity = &resourceapi.CapacityRequirements{Requests: requests}
+	}
+	return r
+}
+
+// TestAPriceCoversWhateverTheAllocatorGives: of several requests, counts,
+// alternatives and all devices of a node, on cards and instances that differ.
+// What has no price is never allocated, and where there is no choice the price
+// is what is consumed.
+func TestAPriceCoversWhateverTheAllocatorGives(t *testing.T) {
+	dimensions, err := Compile([]Dimension{{Name: "quota.sluice.dev/cards", Expression: Cards, Thousandths: true}, {Name: "example.com/x", Expression: "request.memory * 2.0 + request.cores"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tariff := Tariff{Dimensions: dimensions}
+	rapid.Check(t, func(t *rapid.T) {
+		var devices []*resourceapi.Device
+		alike := rapid.Bool().Draw(t, "alike")
+		shared := map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{CapacityMemory: drawCapacity(t, "memory"), CapacityCores: drawCapacity(t, "cores")}
+		for i := range rapid.IntRange(1, 4).Draw(t, "cards") {
+			d := card(fmt.Sprintf("gpu-%d", i), "1", "")
+			d.Capacity = shared
+			if !alike {
+				d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{CapacityMemory: drawCapacity(t, "memory"), CapacityCores: drawCapacity(t, "cores")}
+			}
+			devices = append(devices, d)
+		}
+		for i := range rapid.IntRange(0, 2).Draw(t, "instances") {
+			devices = append(devices, mig(fmt.Sprintf("mig-%d", i), fmt.Sprint(5+5*i)))
+		}
+		c := &resourceapi.DeviceClaim{}
+		choice := !alike
+		for i := range rapid.IntRange(1, 3).Draw(t, "requests") {
+			name := fmt.Sprintf("r%d", i)
+			r := resourceapi.DeviceRequest{Name: name}
+			if rapid.IntRange(0, 3).Draw(t, "alternatives") == 0 {
+				choice = true
+				for j := range 2 {
+					e := drawRequest(t, fmt.Sprint(name, j))
+					r.FirstAvailable = append(r.FirstAvailable, resourceapi.DeviceSubRequest{Name: fmt.Sprint("s", j), DeviceClassName: e.DeviceClassName,
+						AllocationMode: e.AllocationMode, Count: e.Count, Selectors: e.Selectors, Capacity: e.Capacity})
+				}
+			} else {
+				r.Exactly = drawRequest(t, name)
+				choice = choice || r.Exactly.DeviceClassName != "gpu.sluice.dev"
+			}
+			c.Requests = append(c.Requests, r)
+		}
+		result := allocate(t, c, devices...)
+		price, err := NewFleet("f", stockClasses(), on("node-1", devices...), nil, WithTariff(tariff)).Claim(context.Background(), c)
+		if result == nil {
+			return
+		}
+		if err != nil {
+			t.Fatalf("allocated %v, and it has no price: %v", result.Devices.Results, err)
+		}
+		given, err := tariff.Allocated(context.Background(), result, func(_, name string) *Device {
+			for _, d := range on("node-1", devices...) {
+				if d.Device.Name == name {
+					return &d
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !price.Covers(given) || !choice && price != given {
+			t.Fatalf("price %+v, allocated %+v", price, given)
 		}
 	})
 }

@@ -39,16 +39,17 @@ func (d *demo) apply(ctx context.Context, prefixes ...string) error {
 	return d.Cluster.Apply(ctx, manifests)
 }
 
-// admission shows a job and a pod with a claim template within their queues' budgets.
+// admission shows a job, a pod with a claim template and one with HAMi-style limits within their
+// queues' budgets.
 func (d *demo) admission(ctx context.Context) error {
-	if err := d.apply(ctx, "41", "43"); err != nil {
+	if err := d.apply(ctx, "40", "41", "43"); err != nil {
 		return err
 	}
-	owners := []string{"claim-pod", "llm-finetune"}
-	if err := d.waitRunning(ctx, map[string]int{"claim-pod": 1, "llm-finetune": 2}); err != nil {
+	owners := []string{"inference-pod", "claim-pod", "llm-finetune"}
+	if err := d.waitRunning(ctx, map[string]int{"inference-pod": 1, "claim-pod": 1, "llm-finetune": 2}); err != nil {
 		return err
 	}
-	d.title("Queues: a pod with a claim template and a job of two pods are admitted (41 and 43 of docs/user/examples)")
+	d.title("Queues: a pod with HAMi-style limits, one with a claim template and a job of two pods are admitted (40, 41 and 43 of docs/user/examples)")
 	return d.printWorkloads(ctx, owners)
 }
 
