@@ -82,6 +82,7 @@ func TestEverybodyHasTheRightsThatHeNeedsAndNoOthers(t *testing.T) {
 				"create workloads" + kueue + " in default", "update workloads/status" + kueue + " in default", "update clusterqueues/status" + kueue,
 				"update secrets sluice-quota-webhook in " + testbed.SystemNamespace, "update mutatingwebhookconfigurations" + webhooks + " sluice-quota",
 				"update leases.coordination.k8s.io in " + testbed.SystemNamespace, "patch deviceclasses" + resource + " gpu.sluice.dev",
+				"create resourceclaimtemplates" + resource + " in default", "delete resourceclaimtemplates" + resource + " in default",
 			},
 			mayNot: []right{
 				"get secrets other in " + testbed.SystemNamespace, "update mutatingwebhookconfigurations" + webhooks + " other", "create pods in default",
