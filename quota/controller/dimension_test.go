@@ -195,8 +195,14 @@ func TestWhatWasWrongIsTriedAgainOnItsOwn(t *testing.T) {
 	c.lost(template)
 	template.UID = "new"
 	template.Spec.Spec.Devices.Requests[0].Exactly.Capacity.Requests["memory"] = resource.MustParse("20Gi")
-	template.Spec.Spec.Devices.Requests[0].Exactly.DeviceClassName = "later.example.com"
 	c.saw(template)
+	if a := c.given(id); a == nil || a.Usage["nvidia.com/gpu-memory"] != 20<<30 {
+		t.Errorf("%+v: %s", a, c.engine.Why(id))
+	}
+
+	id = c.wants("v", "20Gi", "")
+	template = c.templates[types.NamespacedName{Namespace: "team", Name: "v"}]
+	template.Spec.Spec.Devices.Requests[0].Exactly.DeviceClassName = "later.example.com"
 	if a := c.given(id); a != nil {
 		t.Fatalf("admitted by a class that does not exist: %+v", a)
 	}
