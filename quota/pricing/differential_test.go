@@ -26,8 +26,8 @@ func (l lister) Get(name string) (*resourceapi.DeviceClass, error) {
 	return nil, fmt.Errorf("no class %q", name)
 }
 
-// allocate asks the scheduler's own allocator.
-func allocate(t *rapid.T, c *resourceapi.DeviceClaim, devices ...*resourceapi.Device) *resourceapi.AllocationResult {
+// allocate asks the scheduler's own allocator, beside what was given before.
+func allocate(t *rapid.T, c *resourceapi.DeviceClaim, before []*resourceapi.AllocationResult, devices ...*resourceapi.Device) *resourceapi.AllocationResult {
 	slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Spec: resourceapi.ResourceSliceSpec{
 		Driver: DriverName, NodeName: ptr.To("node-1"), Pool: resourceapi.ResourcePool{Name: "node-1", ResourceSliceCount: 1},
 	}}
@@ -35,7 +35,18 @@ func allocate(t *rapid.T, c *resourceapi.DeviceClaim, devices ...*resourceapi.De
 		slice.Spec.Devices = append(slice.Spec.Devices, *d)
 	}
 	state := structured.AllocatedState{AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](), AggregatedCapacity: structured.NewConsumedCapacityCollection()}
-	a, err := structured.NewAllocator(context.Background(), structured.Features{ConsumableCapacity: true, FractionalCapacityRange: true},
+	for _, b := range before {
+		for _, r := range b.Devices.Results {
+			id := structured.MakeDeviceID(r.Driver, r.Pool, r.Device)
+			if r.ShareID == nil {
+				state.AllocatedDevices.Insert(id)
+				continue
+			}
+			state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, r.ShareID))
+			state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, r.ConsumedCapacity))
+		}
+	}
+	a, err := structured.NewAllocator(context.Background(), structured.Features{ConsumableCapacity: true, FractionalCapacityRange: true, PrioritizedList: true},
 		state, lister(stockClasses()), []*resourceapi.ResourceSlice{slice}, cel.NewCache(10, cel.Features{EnableConsumableCapacity: true}))
 	if err != nil {
 		t.Fatal(err)
@@ -86,7 +97,7 @@ func TestRoundingIsTheAllocators(t *testing.T) {
 		}
 		r.Exactly.Capacity = &resourceapi.CapacityRequirements{Requests: requests}
 
-		result := allocate(t, claim(r), d)
+		result := allocate(t, claim(r), nil, d)
 		got, err := NewFleet("f", stockClasses(), on("node-1", d), nil).Claim(context.Background(), claim(r))
 		if (result == nil) != (err != nil) {
 			t.Fatalf("allocator gives %v, price %v, error %v", result, got, err)
@@ -174,7 +185,14 @@ func TestAPriceCoversWhateverTheAllocatorGives(t *testing.T) {
 			}
 			c.Requests = append(c.Requests, r)
 		}
-		result := allocate(t, c, devices...)
+		// Others may be there already, so that not the first alternative is given.
+		var before []*resourceapi.AllocationResult
+		for i := range rapid.IntRange(0, 3).Draw(t, "others") {
+			if other := allocate(t, claim(resourceapi.DeviceRequest{Name: "o", Exactly: drawRequest(t, fmt.Sprint("other", i))}), before, devices...); other != nil {
+				before = append(before, other)
+			}
+		}
+		result := allocate(t, c, before, devices...)
 		price, err := NewFleet("f", stockClasses(), on("node-1", devices...), nil, WithTariff(tariff)).Claim(context.Background(), c)
 		if result == nil {
 			return
@@ -193,7 +211,7 @@ func TestAPriceCoversWhateverTheAllocatorGives(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !price.Covers(given) || !choice && price != given {
+		if !price.Covers(given) || !choice && len(before) == 0 && price != given {
 			t.Fatalf("price %+v, allocated %+v", price, given)
 		}
 	})
