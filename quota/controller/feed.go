@@ -148,6 +148,7 @@ func (c *core) sawWorkload(o *kueue.Workload) {
 	w.object, w.lost = o, false
 	c.tell(id)
 	c.followRelease(w, before)
+	c.sharedAdmitted(before, o)
 	if o.Status.Admission == nil || conditionTrue(o, kueue.WorkloadFinished) && !c.inUse(id) {
 		return
 	}

@@ -122,6 +122,9 @@ func (r *podReconciler) ungate(ctx context.Context, pod *corev1.Pod, given *kueu
 	}
 	before := pod.DeepCopy()
 	pod = pod.DeepCopy()
+	r.mu.Lock()
+	pod.Spec = *r.withShared(pod.Namespace, &pod.Spec)
+	r.mu.Unlock()
 	pod.Spec.SchedulingGates = slices.DeleteFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool { return g.Name == Gate })
 	if len(labels) > 0 {
 		pod.Spec.NodeSelector = maps.Clone(pod.Spec.NodeSelector)
@@ -194,6 +197,7 @@ func (r *podReconciler) placePod(pod *corev1.Pod, wl *kueue.Workload, a *kueue.A
 	if given == nil || !r.entitled(id, wl, set, pod.UID, given.Count) {
 		return "", errWait
 	}
+	r.refit(id)
 	return r.place(id, set, pod.UID)
 }
 

@@ -84,7 +84,7 @@ func (c *core) podSet(wl *kueue.Workload, set *kueue.PodSet) (engine.PodSet, fit
 	asks, err := c.asks(wl, &set.Template)
 	spec := asks.spec
 	to := engine.PodSet{Name: string(set.Name), Count: set.Count, MinCount: ptr.Deref(set.MinCount, 0), Requests: engine.Amounts{}}
-	place := fit.PodSet{Name: string(set.Name), Spec: *spec, Claims: asks.made}
+	place := fit.PodSet{Name: string(set.Name), Spec: *c.withShared(wl.Namespace, spec), Claims: asks.made}
 	if err != nil {
 		return to, place, err
 	}
