@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -119,6 +120,12 @@ func (w *wrong) Error() string { return w.text }
 func (w *wrong) Unwrap() error { return w.reason }
 
 func setDefaults(c *DriverConfiguration) {
+	if c.Violations.Policy == "" {
+		c.Violations.Policy = Report
+	}
+	if c.Violations.After.Duration == 0 {
+		c.Violations.After.Duration = 30 * time.Second
+	}
 	c.APIVersion, c.Kind = GroupVersion, Kind
 	if len(c.NodeGroups) == 0 {
 		c.NodeGroups = []NodeGroup{{Name: "default"}}
@@ -150,6 +157,12 @@ func setDefaults(c *DriverConfiguration) {
 // path of its field.
 func Validate(c *DriverConfiguration) field.ErrorList {
 	var errs field.ErrorList
+	if p := c.Violations.Policy; p != Report && p != Kill {
+		errs = append(errs, field.NotSupported(field.NewPath("violations", "policy"), p, []ViolationPolicy{Report, Kill}))
+	}
+	if a := c.Violations.After; a.Duration <= 0 {
+		errs = append(errs, field.Invalid(field.NewPath("violations", "after"), a.Duration.String(), "is the time above its limit that a share is given, such as 30s"))
+	}
 	if q := c.Health.Quiet; q != nil && q.Duration <= 0 {
 		errs = append(errs, field.Invalid(field.NewPath("health", "quiet"), q.Duration.String(), "is the time without an error after which a card is offered again, such as 10m"))
 	}

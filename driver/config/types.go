@@ -32,6 +32,10 @@ type DriverConfiguration struct {
 	// Health says which errors of cards count.
 	Health Health `json:"health,omitzero"`
 
+	// Violations says what happens to programs that hold more of a card than
+	// their share.
+	Violations Violations `json:"violations,omitzero"`
+
 	// name and text are the file that it was read from, for messages.
 	name string
 	text document
@@ -47,6 +51,28 @@ type Health struct {
 	// again, after an error that does not need a reset. Default 10 minutes.
 	Quiet *metav1.Duration `json:"quiet,omitempty"`
 }
+
+// Violations says what happens to programs that hold more of a card than their
+// share, which they do only past the limiter.
+type Violations struct {
+	// Policy is report, the default, or kill.
+	Policy ViolationPolicy `json:"policy,omitempty"`
+
+	// After is for how long a share is above its limit before the first of its
+	// processes is killed, and the time between two. Default 30 seconds.
+	After metav1.Duration `json:"after,omitzero"`
+}
+
+// ViolationPolicy is what happens to programs above their share.
+type ViolationPolicy string
+
+const (
+	// Report tells the pod, the claim and Prometheus.
+	Report ViolationPolicy = "report"
+	// Kill does so, and then kills the process on the card that holds the most,
+	// until the share is within its limit.
+	Kill ViolationPolicy = "kill"
+)
 
 // NodeGroup offers the cards of some nodes in one way.
 type NodeGroup struct {

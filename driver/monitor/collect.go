@@ -38,6 +38,7 @@ var (
 	cardTemperature = cardMetric("temperature_celsius", "Temperature of the card.")
 	cardPower       = cardMetric("power_watts", "Power that the card draws.")
 
+	kills   = prometheus.NewDesc("sluice_driver_processes_killed_total", "Processes that were killed because their share was above its limit.", nil, nil)
 	reports = prometheus.NewDesc("sluice_driver_shares_above_limit_total", "Times that a share was found above its limit.", nil, nil)
 )
 
@@ -46,7 +47,7 @@ func (m *Monitor) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		shareUsed, shareNVML, shareLimit, shareAbove, sharePeak, shareRefused, shareCores, shareContexts, shareOverhead,
 		shareCoreSeconds, shareThrottled,
-		cardTotal, cardUsed, cardAllocated, cardCores, cardForeign, cardUtilization, cardTemperature, cardPower, reports,
+		cardTotal, cardUsed, cardAllocated, cardCores, cardForeign, cardUtilization, cardTemperature, cardPower, reports, kills,
 	} {
 		ch <- d
 	}
@@ -58,6 +59,7 @@ func (m *Monitor) Collect(ch chan<- prometheus.Metric) {
 	last, times := m.last, m.times
 	m.mu.Unlock()
 	ch <- prometheus.MustNewConstMetric(reports, prometheus.CounterValue, float64(last.above))
+	ch <- prometheus.MustNewConstMetric(kills, prometheus.CounterValue, float64(last.killed))
 	for _, s := range last.shares {
 		var pods []string
 		for _, p := range s.pods {

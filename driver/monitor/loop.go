@@ -11,8 +11,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
@@ -42,6 +40,9 @@ type Config struct {
 	// LockFile is held while grants are written: a grant has one writer, and
 	// during a rolling update there are two monitors.
 	LockFile string
+	// Kill tells for how long a share may be above its limit before its processes
+	// are ended, one after another; 0: for ever. Nil: for ever.
+	Kill func() time.Duration
 	// Interval is the time between two looks. Default 250 ms.
 	Interval time.Duration
 }
@@ -93,6 +94,7 @@ type granted struct {
 type excess struct {
 	since    time.Time
 	reported bool
+	killed   time.Time // when the last process was
 }
 
 // look is what one look found; it is never changed afterwards.
@@ -100,6 +102,7 @@ type look struct {
 	cards  []cardSeen
 	shares []shareSeen
 	above  uint64 // reports so far
+	killed uint64 // processes
 }
 
 type cardSeen struct {
@@ -274,7 +277,7 @@ func (m *Monitor) look(ctx context.Context) error {
 	m.forget(found)
 	m.previous = found
 	m.mu.Lock()
-	next.above = m.last.above
+	next.above, next.killed = m.last.above, m.last.killed
 	m.last = next
 	m.mu.Unlock()
 	return nil
@@ -415,6 +418,9 @@ func (m *Monitor) excess(ctx context.Context, g group, found map[string]*shareSe
 	first := g.shares[0]
 	limit := g.limit()
 	if memory <= limit {
+		if e := m.above[first.Name]; e != nil && e.reported {
+			m.tell(ctx, first, true, fmt.Sprintf("its programs hold %d bytes of the card, within its share of %d", memory, limit), now)
+		}
 		delete(m.above, first.Name)
 		return
 	}
@@ -424,7 +430,11 @@ func (m *Monitor) excess(ctx context.Context, g group, found map[string]*shareSe
 		e = &excess{since: now}
 		m.above[first.Name] = e
 	}
-	if e.reported || now.Sub(e.since) < sure {
+	if e.reported {
+		m.end(ctx, g, found, e, now)
+		return
+	}
+	if now.Sub(e.since) < sure {
 		return
 	}
 	e.reported = true
@@ -436,8 +446,9 @@ func (m *Monitor) excess(ctx context.Context, g group, found map[string]*shareSe
 	klog.FromContext(ctx).Info("A share is above its limit", "claim", first.Claim, "device", first.Device,
 		"limit", limit, "nvml", memory, "account", charged, "pids", pids(g.processes))
 	for _, p := range podsOf(g, found) {
-		m.event(ctx, first.Claim.Namespace, p, text, now)
+		m.event(ctx, first.Claim.Namespace, p, reasonAbove, text, now)
 	}
+	m.tell(ctx, first, false, "its programs hold"+strings.TrimPrefix(text, "holds"), now)
 }
 
 // podsOf are the pods whose processes are in the group.
@@ -459,24 +470,6 @@ func pids(processes []Process) []int {
 		out = append(out, p.PID)
 	}
 	return out
-}
-
-func (m *Monitor) event(ctx context.Context, namespace string, pod Pod, text string, now time.Time) {
-	e := &corev1.Event{
-		ObjectMeta:     metav1.ObjectMeta{GenerateName: strings.ToLower(pod.Name) + ".", Namespace: namespace},
-		InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: namespace, Name: pod.Name, UID: pod.UID},
-		Type:           corev1.EventTypeWarning, Reason: "MemoryAboveShare", Message: "The pod " + text,
-		Source: corev1.EventSource{Component: "sluice-driver", Host: m.cfg.NodeName}, Count: 1,
-		FirstTimestamp: metav1.NewTime(now), LastTimestamp: metav1.NewTime(now),
-		ReportingController: "gpu.sluice.dev/driver", ReportingInstance: m.cfg.NodeName,
-	}
-	go func() { // the API server may be slow, and the loop has a heartbeat
-		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-		defer cancel()
-		if _, err := m.cfg.KubeClient.CoreV1().Events(namespace).Create(ctx, e, metav1.CreateOptions{}); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "An event was not written", "pod", klog.KRef(namespace, pod.Name))
-		}
-	}()
 }
 
 // forget drops what is kept of shares that are gone.

@@ -5,7 +5,8 @@
 // belongs to; the limiter's accounts say what it was charged. From the three it
 // finds what a context takes of a card without asking anybody, and writes that
 // into the grants of the shares, so that the limiter charges it. It finds shares
-// that hold more than their size, reports them, and never ends a process. It
+// that hold more than their size, reports them, and ends their processes where
+// the operator wants that. It
 // decides nothing about who gets what.
 //
 // The decisions are pure functions: assign, contextOverhead, memory. Monitor is
@@ -28,6 +29,8 @@ type Share struct {
 	// Claim is the share's ResourceClaim.
 	Claim    types.NamespacedName
 	ClaimUID types.UID
+	// ShareID tells shares of one device apart; empty for exclusive devices.
+	ShareID types.UID
 	// Device is the card's published name, Card its UUID.
 	Device, Card string
 	// Admin marks a share for monitoring: it takes nothing of the card, has no

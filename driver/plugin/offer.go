@@ -43,6 +43,8 @@ func (d *Driver) look(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	violations := d.configuration.Violations
+	d.violations.Store(&violations)
 	if j, ok := d.cfg.Source.(judge); ok {
 		health := d.configuration.Health
 		var quiet time.Duration

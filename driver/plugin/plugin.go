@@ -121,6 +121,7 @@ type Driver struct {
 
 	current    atomic.Pointer[slicing.Plan]
 	registered atomic.Bool
+	violations atomic.Pointer[config.Violations]
 	fatal      context.CancelCauseFunc
 
 	// The rest belongs to the goroutine that looks at the cards.

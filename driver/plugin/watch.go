@@ -2,10 +2,12 @@ package plugin
 
 import (
 	"path/filepath"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/sluice-gpu/sluice/driver/config"
 	"github.com/sluice-gpu/sluice/driver/gpu"
 	"github.com/sluice-gpu/sluice/driver/monitor"
 )
@@ -19,6 +21,7 @@ func (d *Driver) startWatching() {
 		Shares:     d.watched,
 		MemoryFile: filepath.Join(d.cfg.PluginDir, "context-overhead.json"),
 		LockFile:   filepath.Join(d.cfg.PluginDir, "monitor.lock"),
+		Kill:       d.tolerance,
 		Interval:   d.cfg.MonitorInterval,
 	})
 	d.files.overhead = d.monitor.Start
@@ -27,6 +30,16 @@ func (d *Driver) startWatching() {
 			klog.Background().Error(err, "The metrics of shares are not served")
 		}
 	}
+}
+
+// tolerance is for how long a share may be above its limit before its processes
+// are ended; 0: for ever.
+func (d *Driver) tolerance() time.Duration {
+	v := d.violations.Load()
+	if v == nil || v.Policy != config.Kill {
+		return 0
+	}
+	return v.After.Duration
 }
 
 // watched are the prepared shares, a share of each card for one that opens all.
@@ -55,6 +68,7 @@ func (d *Driver) watched() ([]monitor.Share, error) {
 				Name:     deviceName(uid, s),
 				Claim:    types.NamespacedName{Namespace: c.Namespace, Name: c.Name},
 				ClaimUID: uid,
+				ShareID:  s.ShareID,
 				Device:   s.Device,
 				Card:     s.Cards[0],
 				Limit:    uint64(s.MemoryMi) * gpu.Mi,
