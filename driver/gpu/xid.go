@@ -59,6 +59,7 @@ func (f fault) fatal() bool { _, ok := fatalXIDs[f.XID]; return ok }
 type xids struct {
 	set        nvml.EventSet
 	registered []string
+	handles    map[nvml.Device]string // the cards' UUIDs: one that fell off the bus does not tell its own
 	faults     map[string]fault // by UUID: a fatal one, or the last
 	loaded     bool
 }
@@ -116,6 +117,10 @@ func (x *xids) watch(lib nvml.Interface, dev nvml.Device, uuid string) {
 		x.set = set
 	}
 	x.registered = append(x.registered, uuid)
+	if x.handles == nil {
+		x.handles = map[nvml.Device]string{}
+	}
+	x.handles[dev] = uuid
 	_ = dev.RegisterEvents(nvml.EventTypeXidCriticalError, x.set)
 }
 
@@ -135,7 +140,10 @@ func (x *xids) read(benign []uint64, now time.Time) (changed bool) {
 		}
 		hit := x.registered // an event without a card is about all of them
 		if e.Device != nil {
+			hit = nil
 			if uuid, ret := e.Device.GetUUID(); ret == nvml.SUCCESS {
+				hit = []string{uuid}
+			} else if uuid, ok := x.handles[e.Device]; ok {
 				hit = []string{uuid}
 			}
 			if on := onInstance(e); len(on) > 0 {
@@ -270,7 +278,7 @@ func (x *xids) closed() {
 	if x.set != nil {
 		_ = x.set.Free()
 	}
-	x.set, x.registered = nil, nil
+	x.set, x.registered, x.handles = nil, nil, nil
 }
 
 // energyOf is what a card has used since it was started, 0 where it does not

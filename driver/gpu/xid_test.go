@@ -158,6 +158,20 @@ func TestACardThatCannotBeReadAnyMoreIsKeptAsDead(t *testing.T) {
 	w.is("", "") // it was reset, whatever it had reported
 }
 
+// TestAnErrorOfACardThatDoesNotTellItsNameIsNotThatOfTheOthers: one that fell
+// off the bus reports it and answers nothing.
+func TestAnErrorOfACardThatDoesNotTellItsNameIsNotThatOfTheOthers(t *testing.T) {
+	w := newWard(t)
+	w.is("", "")
+	w.lib.XID(0, 79)
+	uuid := w.lib.Card(0).GetUUIDFunc
+	w.lib.Card(0).GetUUIDFunc = func() (string, nvml.Return) { return "", nvml.ERROR_GPU_IS_LOST }
+	w.is("!the card cannot be read: no UUID: card is lost", "")
+	w.restart("boot-1") // which knows of the card only what was kept
+	w.lib.Card(0).GetUUIDFunc = uuid
+	w.is("!the card reported XID 79 (it fell off the bus)", "")
+}
+
 func TestACardThatWasTakenOutIsGone(t *testing.T) {
 	w := newWard(t)
 	w.is("", "")

@@ -1,0 +1,142 @@
+package scenarios
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/sluice-gpu/sluice/e2e/testbed"
+)
+
+// tainted waits until the taints of the node's device are those, as key=effect.
+func tainted(t *testing.T, ctx context.Context, node, device, want string) {
+	t.Helper()
+	err := testbed.Until(patient(t, ctx), fmt.Sprintf("the taints of %s to be %q", device, want), func() (bool, string, error) {
+		slices, err := bed.Client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
+		if err != nil {
+			return false, err.Error(), nil
+		}
+		got := "no such device"
+		for _, s := range slices.Items {
+			for _, d := range s.Spec.Devices {
+				if d.Name != device {
+					continue
+				}
+				var taints []string
+				for _, taint := range d.Taints {
+					taints = append(taints, strings.TrimPrefix(taint.Key, "gpu.sluice.dev/")+"="+string(taint.Effect))
+				}
+				got = strings.Join(taints, " ")
+			}
+		}
+		return got == want, got, nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// fault writes the node's faults as its simulated hardware reads them.
+func fault(t *testing.T, ctx context.Context, node, lines string) {
+	t.Helper()
+	onNode(t, ctx, node, "printf '"+lines+"' > /run/fakegpu/faults")
+}
+
+func TestADeadCardsPodsLeaveItAndItIsOfferedAgainWhenItIsBack(t *testing.T) {
+	ctx, ns := scenario(t)
+	slice(t, ctx, ns)
+	t.Cleanup(func() { fault(t, context.Background(), dynamicNode, "") })
+	_, share := running(t, ctx, ns, "p", dynamicNode)
+	// The first card of the node is the first that is filled.
+	fault(t, ctx, dynamicNode, `xid 0 13\n`)
+	stays := func() bool {
+		_, err := bed.Client.CoreV1().Pods(ns).Get(ctx, "p", metav1.GetOptions{})
+		return err == nil
+	}
+	tainted(t, ctx, dynamicNode, share.Device, "")
+	if !stays() {
+		t.Fatal("a fault of a program's own took its pod away")
+	}
+	fault(t, ctx, dynamicNode, `xid 0 13\nxid 0 79\nlost 0\n`)
+	tainted(t, ctx, dynamicNode, share.Device, "faulty=NoExecute")
+	err := testbed.Until(patient(t, ctx), "the pod to leave the dead card", func() (bool, string, error) {
+		pod, err := bed.Client.CoreV1().Pods(ns).Get(ctx, "p", metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return true, "", nil
+		}
+		return false, fmt.Sprint(pod.Status.Conditions, err), nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	_, other := running(t, ctx, ns, "next", dynamicNode)
+	if other.Device == share.Device {
+		t.Error("another pod was placed on the dead card")
+	}
+	fault(t, ctx, dynamicNode, "")
+	tainted(t, ctx, dynamicNode, share.Device, "")
+}
+
+func TestAPodIsToldWhyItsCardIsUnhealthy(t *testing.T) {
+	ctx, ns := scenario(t)
+	// It tolerates the fault, and so stays to be told.
+	template := testbed.Template("slice", testbed.Capacity{Memory: "6Gi"})
+	template.Spec.Spec.Devices.Requests[0].Exactly.Tolerations = []resourcev1.DeviceToleration{{Key: "gpu.sluice.dev/faulty", Operator: resourcev1.DeviceTolerationOpExists}}
+	create(t, ctx, ns, template)
+	t.Cleanup(func() { fault(t, context.Background(), dynamicNode, "") })
+	running(t, ctx, ns, "p", dynamicNode)
+	fault(t, ctx, dynamicNode, `lost 0\n`)
+	health := func(want corev1.ResourceHealthStatus, message string) {
+		t.Helper()
+		err := testbed.Until(patient(t, ctx), "the pod's status to say that its card is "+string(want), func() (bool, string, error) {
+			pod, err := bed.Client.CoreV1().Pods(ns).Get(ctx, "p", metav1.GetOptions{})
+			if err != nil || len(pod.Status.ContainerStatuses) == 0 {
+				return false, fmt.Sprint(err), nil
+			}
+			said := fmt.Sprintf("%+v", pod.Status.ContainerStatuses[0].AllocatedResourcesStatus)
+			for _, r := range pod.Status.ContainerStatuses[0].AllocatedResourcesStatus {
+				for _, h := range r.Resources {
+					if h.Health == want && (message == "" || h.Message != nil && strings.Contains(*h.Message, message)) {
+						return true, "", nil
+					}
+				}
+			}
+			return false, said, nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	health(corev1.ResourceHealthStatusUnhealthy, "the card cannot be read: no handle: card is lost")
+	fault(t, ctx, dynamicNode, "")
+	health(corev1.ResourceHealthStatusHealthy, "")
+}
+
+// TestASliceHoldsBesideAMonitorClaim: the monitor's view of a card has the driver's own library, and
+// whichever of the two the runtime applies last, programs run on the limiter's.
+func TestASliceHoldsBesideAMonitorClaim(t *testing.T) {
+	ctx, ns := scenario(t)
+	labels := []byte(`{"metadata": {"labels": {"resource.kubernetes.io/admin-access": "true"}}}`)
+	if _, err := bed.Cluster.Kubectl(ctx, "patch", "namespace", ns, "--patch", string(labels)); err != nil {
+		t.Fatal(err)
+	}
+	slice(t, ctx, ns)
+	watch := testbed.Template("watch", testbed.Capacity{})
+	watch.Spec.Spec.Devices.Requests[0].Exactly = &resourcev1.ExactDeviceRequest{
+		DeviceClassName: "monitor.gpu.sluice.dev", AdminAccess: new(true),
+	}
+	create(t, ctx, ns, watch)
+	for name, order := range map[string][]string{"slice-last": {"watch", "slice"}, "slice-first": {"slice", "watch"}} {
+		pod := testbed.Pod(name, untilRefused, testbed.OnNode(dynamicNode), testbed.WithTemplate(order[0]), testbed.WithTemplate(order[1]))
+		create(t, ctx, ns, pod)
+		if sum := took(t, ctx, ns, name, "main"); sum != 6*gib {
+			t.Errorf("%s: took %d bytes of a slice of %d", name, sum, 6*gib)
+		}
+	}
+}
