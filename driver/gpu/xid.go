@@ -60,7 +60,7 @@ type xids struct {
 	set        nvml.EventSet
 	registered []string
 	handles    map[nvml.Device]string // the cards' UUIDs: one that fell off the bus does not tell its own
-	faults     map[string]fault // by UUID: a fatal one, or the last
+	faults     map[string]fault       // by UUID: a fatal one, or the last
 	loaded     bool
 }
 

@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-gpu/sluice/e2e/testbed"
 )
 
-// tainted waits until the taints of the node's device are those, as key=effect.
-func tainted(t *testing.T, ctx context.Context, node, device, want string) {
+// hasTaints waits until the taints of the node's device are those, as key=effect.
+func hasTaints(t *testing.T, ctx context.Context, node, device, want string) {
 	t.Helper()
 	err := testbed.Until(patient(t, ctx), fmt.Sprintf("the taints of %s to be %q", device, want), func() (bool, string, error) {
 		slices, err := bed.Client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
@@ -59,12 +59,12 @@ func TestADeadCardsPodsLeaveItAndItIsOfferedAgainWhenItIsBack(t *testing.T) {
 		_, err := bed.Client.CoreV1().Pods(ns).Get(ctx, "p", metav1.GetOptions{})
 		return err == nil
 	}
-	tainted(t, ctx, dynamicNode, share.Device, "")
+	hasTaints(t, ctx, dynamicNode, share.Device, "")
 	if !stays() {
 		t.Fatal("a fault of a program's own took its pod away")
 	}
 	fault(t, ctx, dynamicNode, `xid 0 13\nxid 0 79\nlost 0\n`)
-	tainted(t, ctx, dynamicNode, share.Device, "faulty=NoExecute")
+	hasTaints(t, ctx, dynamicNode, share.Device, "faulty=NoExecute")
 	err := testbed.Until(patient(t, ctx), "the pod to leave the dead card", func() (bool, string, error) {
 		pod, err := bed.Client.CoreV1().Pods(ns).Get(ctx, "p", metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
@@ -80,7 +80,7 @@ func TestADeadCardsPodsLeaveItAndItIsOfferedAgainWhenItIsBack(t *testing.T) {
 		t.Error("another pod was placed on the dead card")
 	}
 	fault(t, ctx, dynamicNode, "")
-	tainted(t, ctx, dynamicNode, share.Device, "")
+	hasTaints(t, ctx, dynamicNode, share.Device, "")
 }
 
 func TestAPodIsToldWhyItsCardIsUnhealthy(t *testing.T) {
