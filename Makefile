@@ -60,7 +60,7 @@ bench-limiter: build ## Limiter: cost of each call, as `name value unit` lines.
 gpu-check: ## Check the limiter against a real driver and card, with PyTorch and nvcc where they are; writes docs/gpu-results.md.
 	python3 hook/gpucheck/check.py --out $(or $(GPU_RESULTS),docs/gpu-results.md)
 
-setup: ## Install what Debian has to give and build the pinned Kubernetes into the cache (15 minutes the first time).
+setup: ## Install what Debian has to give and build the pinned Kubernetes into the cache (25 minutes the first time).
 	./.ci/setup
 	cd e2e && go run ./cmd/cluster build
 

@@ -28,6 +28,9 @@ type module struct {
 	tags     string
 	// ldflags are given the pinned version, such as v1.37.2.
 	ldflags func(version string) string
+	// manifests are files of the required module, as patterns from its root, which are kept beside
+	// the programs.
+	manifests []string
 }
 
 func strip(string) string { return "-s -w" }
@@ -53,7 +56,31 @@ var modules = []module{
 		ldflags: strip,
 	},
 	{folder: "helm", requires: "helm.sh/helm/v4", commands: []string{"helm.sh/helm/v4/cmd/helm"}, ldflags: strip},
+	// The controllers of kinds of jobs that the quota controller governs.
+	{
+		folder: "jobset", requires: "sigs.k8s.io/jobset", commands: []string{"sigs.k8s.io/jobset"}, ldflags: strip,
+		manifests: []string{"config/components/crd/bases/*.yaml", "config/components/webhook/manifests.yaml"},
+	},
+	{
+		folder: "training-operator", requires: "github.com/kubeflow/training-operator",
+		commands: []string{"github.com/kubeflow/training-operator/cmd/training-operator.v1"}, ldflags: strip,
+		manifests: []string{"manifests/base/crds/kubeflow.org_[jptx]*.yaml"},
+	},
+	{
+		folder: "mpi-operator", requires: "github.com/kubeflow/mpi-operator",
+		commands: []string{"github.com/kubeflow/mpi-operator/cmd/mpi-operator"}, ldflags: strip,
+		manifests: []string{"manifests/base/kubeflow.org_mpijobs.yaml"},
+	},
+	{
+		folder: "ray-operator", requires: "github.com/ray-project/kuberay/ray-operator",
+		commands: []string{"github.com/ray-project/kuberay/ray-operator"}, ldflags: strip,
+		manifests: []string{"config/crd/bases/ray.io_rayclusters.yaml", "config/crd/bases/ray.io_rayjobs.yaml", "config/crd/bases/ray.io_rayservices.yaml"},
+	},
 }
+
+// Manifests is the folder in the cache with the manifests of one of the modules below e2e/binaries,
+// such as the CustomResourceDefinitions of the controller that it pins.
+func Manifests(cache, folder string) string { return filepath.Join(cache, "manifests", folder) }
 
 // kubernetesFlags tells the programs their version, which the kubelet reports and Helm charts ask
 // for. The Go toolchain's own stamp is that of the main module, which is not Kubernetes.
@@ -82,7 +109,7 @@ func CacheDir() (string, error) {
 
 // Build builds the programs that a cluster runs into the cache, from the modules in the folder
 // source (e2e/binaries). A module whose pins, flags and Go version are those of the last build is
-// left as it is. The first build takes about 15 minutes on two cores; log says how far it is.
+// left as it is. The first build takes about 25 minutes on two cores; log says how far it is.
 func Build(ctx context.Context, source string, log io.Writer) error {
 	cache, err := CacheDir()
 	if err != nil {
@@ -165,6 +192,9 @@ func (m module) build(ctx context.Context, source, bin, goVersion, prefix string
 			return err
 		}
 	}
+	if err := m.copyManifests(ctx, source, Manifests(filepath.Dir(bin), m.folder)); err != nil {
+		return err
+	}
 	if err := os.WriteFile(stamp, []byte(key), 0o644); err != nil {
 		return err
 	}
@@ -172,10 +202,46 @@ func (m module) build(ctx context.Context, source, bin, goVersion, prefix string
 	return nil
 }
 
+// copyManifests puts the module's manifests into a folder of their own.
+func (m module) copyManifests(ctx context.Context, source, to string) error {
+	if len(m.manifests) == 0 {
+		return nil
+	}
+	cmd := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", m.requires)
+	cmd.Dir = source
+	cmd.Env = append(os.Environ(), "GOFLAGS=-mod=readonly", "GOWORK=off")
+	root, err := cmd.Output()
+	if err != nil {
+		return fmt.Errorf("find module %s: %w", m.requires, err)
+	}
+	if err := errors.Join(os.RemoveAll(to), os.MkdirAll(to, 0o755)); err != nil {
+		return err
+	}
+	for _, pattern := range m.manifests {
+		files, err := filepath.Glob(filepath.Join(strings.TrimSpace(string(root)), pattern))
+		if err != nil || len(files) == 0 {
+			return fmt.Errorf("module %s has no %s: %w", m.requires, pattern, err)
+		}
+		for _, file := range files {
+			data, err := os.ReadFile(file)
+			if err != nil {
+				return err
+			}
+			if err := os.WriteFile(filepath.Join(to, filepath.Base(file)), data, 0o644); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // key changes whenever the module's programs could.
 func (m module) key(source, goVersion string) (string, error) {
 	h := sha256.New()
 	fmt.Fprintln(h, goVersion, m.commands, m.tags, m.ldflags("v1.2.3"))
+	if len(m.manifests) > 0 {
+		fmt.Fprintln(h, m.manifests)
+	}
 	names, err := filepath.Glob(filepath.Join(source, "*.go"))
 	if err != nil {
 		return "", err

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/sluice-gpu/sluice/quota/engine"
+	"github.com/sluice-gpu/sluice/quota/jobs"
 	"github.com/sluice-gpu/sluice/quota/pricing"
 )
 
@@ -62,6 +63,10 @@ type QuotaConfiguration struct {
 	// where a whole card costs least in it is tried first. Empty, the default,
 	// tries them as the ClusterQueue lists them.
 	FlavorOrder string `json:"flavorOrder,omitempty"`
+
+	// JobKinds describes kinds of jobs that are not known here, or are to be
+	// governed otherwise.
+	JobKinds []jobs.Kind `json:"jobKinds,omitempty"`
 
 	compiled *pricing.Dimensions
 }
@@ -114,7 +119,20 @@ func Decode(b []byte) (*QuotaConfiguration, error) {
 	return c, c.validate()
 }
 
+// Jobs are the kinds of jobs that are governed.
+func (c *QuotaConfiguration) Jobs() *jobs.Table {
+	t, err := jobs.NewTable(c.JobKinds...)
+	if err != nil {
+		// Decode has refused it.
+		t, _ = jobs.NewTable()
+	}
+	return t
+}
+
 func (c *QuotaConfiguration) validate() error {
+	if _, err := jobs.NewTable(c.JobKinds...); err != nil {
+		return fmt.Errorf("jobKinds: %w", err)
+	}
 	if !slices.Contains([]string{"IgnoreUndeclared", "BlockUndeclared"}, c.QuotaCheckStrategy) {
 		return fmt.Errorf("quotaCheckStrategy is %q, use IgnoreUndeclared or BlockUndeclared", c.QuotaCheckStrategy)
 	}

@@ -137,7 +137,7 @@ func (r *claimReconciler) queueOfPod(ctx context.Context, p *corev1.Pod) string 
 	if q := p.Labels[QueueLabel]; q != "" {
 		return q
 	}
-	id, _ := podWorkload(p)
+	id := r.member(p).workload
 	if id == "" {
 		return ""
 	}

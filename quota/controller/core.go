@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-gpu/sluice/quota/config"
 	"github.com/sluice-gpu/sluice/quota/engine"
 	"github.com/sluice-gpu/sluice/quota/fit"
+	"github.com/sluice-gpu/sluice/quota/jobs"
 	"github.com/sluice-gpu/sluice/quota/lifecycle"
 	"github.com/sluice-gpu/sluice/quota/pricing"
 )
@@ -52,6 +53,14 @@ type core struct {
 	// claimsOf are the claims that were made for a pod alone.
 	claimsOf map[types.UID]map[types.NamespacedName]*resourceapi.ResourceClaim
 	pods     map[types.UID]*podFact
+	// kinds are the kinds of jobs that are governed, owners the jobs of them,
+	// under what each of them controls, departed those that are gone but have
+	// members; see owners.go.
+	kinds    *jobs.Table
+	owners   map[types.UID]*ownerFact
+	jobs     map[jobRequest]types.UID
+	under    map[types.UID]map[types.UID]struct{}
+	departed map[types.UID]struct{}
 	podsOf   map[engine.WorkloadID]map[types.UID]*podFact
 
 	// fleets and prices are derived, and dropped when what they are derived from
@@ -75,8 +84,11 @@ type core struct {
 	caughtUp bool
 	// gone are objects that were removed a moment ago.
 	gone tombstones
-	// tell asks for a Workload to be looked at.
-	tell func(engine.WorkloadID)
+	// tell asks for a Workload to be looked at, tellJob and tellPod for a job and a
+	// pod.
+	tell    func(engine.WorkloadID)
+	tellJob func(jobRequest)
+	tellPod func(types.NamespacedName)
 }
 
 // work is one Workload.
@@ -105,10 +117,13 @@ type podFact struct {
 	workload engine.WorkloadID
 	set      string
 	owner    types.UID
-	created  time.Time
-	gated    bool
-	ended    bool
-	ready    bool
+	// parent is the job that controls it, "" if none does.
+	parent  types.UID
+	object  *corev1.Pod
+	created time.Time
+	gated   bool
+	ended   bool
+	ready   bool
 	// told says that it knows of its preemption.
 	told     bool
 	bound    string
@@ -144,7 +159,14 @@ func newCore(c *config.QuotaConfiguration) *core {
 		prices:    map[string]priced{},
 		dirty:     map[engine.WorkloadID]struct{}{},
 		kick:      make(chan struct{}, 1),
+		kinds:     c.Jobs(),
+		owners:    map[types.UID]*ownerFact{},
+		jobs:      map[jobRequest]types.UID{},
+		under:     map[types.UID]map[types.UID]struct{}{},
+		departed:  map[types.UID]struct{}{},
 		tell:      func(engine.WorkloadID) {},
+		tellJob:   func(jobRequest) {},
+		tellPod:   func(types.NamespacedName) {},
 	}
 }
 

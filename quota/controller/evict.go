@@ -6,14 +6,15 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
+
+	"github.com/sluice-gpu/sluice/quota/lifecycle"
 )
 
-// leaveTime is how long an evicted workload's own controller has to delete its
+// leaveTime is how long the controller of an evicted workload's owner has to delete its
 // pods before that is done here.
 const leaveTime = 10 * time.Second
 
@@ -22,8 +23,7 @@ const leaveTime = 10 * time.Second
 // workload's owner are left to it for a while, since it would only make others
 // if they went before it is suspended.
 func (s *sources) clearOut(ctx context.Context, live client.Reader, wl *kueue.Workload) error {
-	evicted := meta.FindStatusCondition(wl.Status.Conditions, kueue.WorkloadEvicted)
-	patient := evicted != nil && s.now().Sub(evicted.LastTransitionTime.Time) < leaveTime
+	patient := s.now().Sub(lifecycle.StopsAt(wl, s.rules)) < leaveTime
 	owner := metav1.GetControllerOf(wl)
 	for _, name := range s.chargedClaims(wl) {
 		claim := &resourceapi.ResourceClaim{}
@@ -50,8 +50,7 @@ func (s *sources) clearOut(ctx context.Context, live client.Reader, wl *kueue.Wo
 				}
 				continue
 			}
-			by := metav1.GetControllerOf(pod)
-			owned := owner != nil && by != nil && by.UID == owner.UID
+			owned := owner != nil && s.member(pod).owner == owner.UID
 			if pod.UID != user.UID || pod.DeletionTimestamp != nil || ended(pod) || owned && patient {
 				continue
 			}

@@ -9,6 +9,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
@@ -52,6 +53,8 @@ func (c *core) saw(object any) {
 		c.sawNode(o)
 	case *corev1.Pod:
 		c.sawPod(o)
+	case *unstructured.Unstructured:
+		c.sawJob(o)
 	case *resourceapi.ResourceClaim:
 		c.sawClaim(o)
 	case *resourceapi.ResourceClaimTemplate:
@@ -114,6 +117,8 @@ func (c *core) lost(object any) {
 		c.devicesChanged()
 	case *corev1.Pod:
 		c.lostPod(o.UID)
+	case *unstructured.Unstructured:
+		c.lostJob(o.GetUID())
 	case *resourceapi.ResourceClaim:
 		c.lostClaim(o)
 	case *resourceapi.ResourceClaimTemplate:
@@ -338,7 +343,18 @@ func (c *core) sawPod(o *corev1.Pod) {
 	if old != nil && version(o) < old.version {
 		return
 	}
+	c.placePodFact(o)
+	if f := c.pods[o.UID]; old != nil && f.ended && !old.ended {
+		c.room = true
+	}
+}
+
+// placePodFact derives what is remembered of a pod from the object and the jobs
+// above it.
+func (c *core) placePodFact(o *corev1.Pod) {
+	old := c.pods[o.UID]
 	f := &podFact{
+		object:   o,
 		version:  version(o),
 		name:     types.NamespacedName{Namespace: o.Namespace, Name: o.Name},
 		uid:      o.UID,
@@ -350,9 +366,14 @@ func (c *core) sawPod(o *corev1.Pod) {
 		bound:    o.Spec.NodeName,
 		deleting: o.DeletionTimestamp != nil,
 	}
-	f.workload, f.set = podWorkload(o)
-	if owner := metav1.GetControllerOf(o); owner != nil {
-		f.owner = owner.UID
+	m := c.membership(o)
+	f.workload, f.set, f.owner = m.workload, m.set, m.owner
+	if m.kind != nil {
+		f.parent = metav1.GetControllerOf(o).UID
+		c.link(f.parent, f.uid)
+	}
+	if old != nil && old.parent != f.parent {
+		c.unlink(old.parent, f.uid)
 	}
 	if old != nil && old.workload != f.workload {
 		delete(c.podsOf[old.workload], o.UID)
@@ -367,9 +388,6 @@ func (c *core) sawPod(o *corev1.Pod) {
 		c.settle(f)
 		c.tell(f.workload)
 	}
-	if old != nil && f.ended && !old.ended {
-		c.room = true
-	}
 }
 
 func (c *core) lostPod(uid types.UID) {
@@ -382,6 +400,8 @@ func (c *core) lostPod(uid types.UID) {
 	if len(c.podsOf[f.workload]) == 0 {
 		delete(c.podsOf, f.workload)
 	}
+	c.unlink(f.parent, uid)
+	c.bury(f.parent)
 	c.fit.RemovePod(uid)
 	c.fit.Settle(f.workload, uid)
 	c.room = true

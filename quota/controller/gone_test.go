@@ -20,7 +20,7 @@ func TestWhatIsRemovedDoesNotComeBackByALateWriteOrList(t *testing.T) {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p", UID: "p", ResourceVersion: "8",
 		Labels: map[string]string{QueueLabel: "q"}}}
 	gone := a.next(grant("q", 4), reserved, admittedCondition)
-	gone.Name = nameOf(mustWorkload(t, pod)).Name
+	gone.Name = nameOf(mustWorkload(t, c, pod)).Name
 	gone.OwnerReferences = []metav1.OwnerReference{{UID: "p"}}
 	claim.Annotations[ticket.ByWorkload] = gone.Name
 	id := workloadID("team", gone.Name)
@@ -52,9 +52,9 @@ func TestWhatIsRemovedDoesNotComeBackByALateWriteOrList(t *testing.T) {
 	}
 }
 
-func mustWorkload(t *testing.T, p *corev1.Pod) (id engine.WorkloadID) {
+func mustWorkload(t *testing.T, c *core, p *corev1.Pod) (id engine.WorkloadID) {
 	t.Helper()
-	if id, _ = podWorkload(p); id == "" {
+	if id = c.membership(p).workload; id == "" {
 		t.Fatal("no workload")
 	}
 	return id

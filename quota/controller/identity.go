@@ -33,26 +33,49 @@ func workloadName(kind, name string, uid types.UID) string {
 // mainSet is the name of the pod set of workloads that have one only.
 const mainSet = "main"
 
-// podWorkload says which workload a pod says it belongs to, and which pod set.
-// Whether that is true is for podFact.belongs to say. "" is a pod that no budget
-// governs. A job's pods follow from the job that owns them: labels, which
-// tenants may set when they make a pod, only tell apart the sets of kinds that
-// have several.
-func podWorkload(p *corev1.Pod) (engine.WorkloadID, string) {
-	owner := metav1.GetControllerOf(p)
-	if owner != nil {
-		if kind := jobs.Find(owner.APIVersion, owner.Kind); kind != nil {
-			set := kind.Templates[0].Name
-			if l := p.Labels[PodSetLabel]; l != "" && len(kind.Templates) > 1 {
-				set = l
+// membership is where a pod says that it belongs. Whether that is true is for
+// podFact.belongs to say.
+type membership struct {
+	// workload is "" for a pod that no budget governs.
+	workload engine.WorkloadID
+	set      string
+	// owner is the object whose Workload it is: a job, or the pod itself.
+	owner types.UID
+	// kind is the job's, nil for a pod that is its own workload or in a group.
+	kind *jobs.Kind
+	// group is its pod group, nil if it is in none.
+	group *groupKey
+}
+
+// membership of a pod. A job's pods follow from the jobs that own them, one
+// above the other; labels, which tenants may set when they make a pod, only tell
+// apart the sets of kinds that have several.
+func (c *core) membership(p *corev1.Pod) membership {
+	if ref := metav1.GetControllerOf(p); ref != nil {
+		if kind := c.kinds.Find(ref.APIVersion, ref.Kind); kind != nil {
+			top := c.governor(p.Namespace, kind, ref)
+			return membership{
+				workload: workloadID(p.Namespace, workloadName(top.kind.Kind, top.name.Name, top.uid)),
+				set:      top.kind.SetOf(p, PodSetLabel),
+				owner:    top.uid,
+				kind:     top.kind,
 			}
-			return workloadID(p.Namespace, workloadName(owner.Kind, owner.Name, owner.UID)), set
 		}
 	}
 	if p.Labels[QueueLabel] == "" {
-		return "", ""
+		return membership{}
 	}
-	return workloadID(p.Namespace, workloadName("Pod", p.Name, p.UID)), mainSet
+	if group := groupKeyOf(p); group != nil {
+		return membership{workload: workloadID(p.Namespace, group.workload()), set: role(p), group: group}
+	}
+	return membership{workload: workloadID(p.Namespace, workloadName("Pod", p.Name, p.UID)), set: mainSet, owner: p.UID}
+}
+
+// member is membership for those who do not hold the lock.
+func (c *core) member(p *corev1.Pod) membership {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.membership(p)
 }
 
 // claimWorkload is the workload of a claim that several pods may share, "" for

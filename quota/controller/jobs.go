@@ -3,7 +3,6 @@ package controller
 import (
 	"context"
 
-	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -18,117 +17,180 @@ import (
 	"github.com/sluice-gpu/sluice/quota/jobs"
 )
 
-// jobReconciler holds jobs of one kind back until they are admitted, starts them
+// jobReconciler holds jobs of all kinds back until they are admitted, starts them
 // with what their flavors need, and stops and restores them when they are
 // evicted.
 type jobReconciler struct {
 	*sources
-	kind *jobs.Kind
 	// live reads past the caches: what is written must be whole.
 	live client.Reader
 }
 
-// Reconcile implements reconcile.Reconciler.
-func (r *jobReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-	// The cache answers for the many jobs that no budget governs.
-	seen := &batchv1.Job{}
-	if err := r.client.Get(ctx, req.NamespacedName, seen); err != nil {
-		return ctrl.Result{}, client.IgnoreNotFound(err)
+// Reconcile implements reconcile.TypedReconciler.
+func (r *jobReconciler) Reconcile(ctx context.Context, req jobRequest) (ctrl.Result, error) {
+	// What is remembered answers for the many jobs that no budget governs.
+	fact, nested := r.jobNamed(req)
+	if fact == nil || nested {
+		return ctrl.Result{}, nil
 	}
-	if seen.Labels[QueueLabel] == "" && seen.Spec.Template.Labels[QueueLabel] == "" {
+	key := types.NamespacedName{Namespace: req.name.Namespace, Name: workloadName(req.kind.Kind, req.name.Name, fact.uid)}
+	old := r.existing(ctx, key)
+	if fact.queue == "" && old == nil {
 		return ctrl.Result{}, nil
 	}
 	job := &unstructured.Unstructured{}
-	job.SetGroupVersionKind(r.kind.GroupVersionKind)
-	if err := r.live.Get(ctx, req.NamespacedName, job); err != nil {
+	job.SetGroupVersionKind(req.kind.GroupVersionKind())
+	if err := r.live.Get(ctx, req.name, job); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	queue := queueOf(r.kind, job)
-	if job.GetDeletionTimestamp() != nil {
+	if job.GetDeletionTimestamp() != nil || job.GetUID() != fact.uid {
 		return ctrl.Result{}, nil
 	}
-	if old := r.existing(ctx, job); old != nil && old.Status.Admission != nil {
+	queue := QueueOf(req.kind, job)
+	if old != nil && old.Status.Admission != nil {
 		// Whatever the job looks like by now, it stays in the queue that admitted
 		// it, and it can be stopped.
 		queue = string(old.Spec.QueueName)
-		done, _, _ := r.kind.Done(job)
-		if _, run := admitted(old); !run && !done && !r.kind.Suspended(job) {
-			return ctrl.Result{}, ignoreConflict(r.stop(ctx, job, old))
+		done, _, _ := req.kind.Done(job)
+		if _, run := admitted(old); !run && !done && req.kind.CanSuspend() && !req.kind.Suspended(job) {
+			if left, err := r.notice(ctx, old); left > 0 || err != nil {
+				return ctrl.Result{RequeueAfter: left}, err
+			}
+			return ctrl.Result{}, ignoreConflict(r.stop(ctx, req.kind, job, old))
 		}
 	}
 	if queue == "" {
 		return ctrl.Result{}, nil
 	}
-	wl, err := r.workloadOf(ctx, job, queue)
-	if err != nil {
-		if apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
-			return ctrl.Result{RequeueAfter: recheck}, nil
-		}
+	if err := req.kind.Check(job); err != nil {
+		return ctrl.Result{}, r.hold(ctx, req.kind, job, old, err)
+	}
+	wl, err := r.workloadOf(ctx, req.kind, job, queue)
+	switch {
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
+		return ctrl.Result{RequeueAfter: recheck}, nil
+	case apierrors.IsInvalid(err):
+		return ctrl.Result{}, r.hold(ctx, req.kind, job, old, err)
+	case err != nil:
 		return ctrl.Result{}, err
 	}
-	if done, ok, message := r.kind.Done(job); done {
+	if done, ok, message := req.kind.Done(job); done {
 		return ctrl.Result{}, r.end(ctx, wl, ok, message)
 	}
+	return r.follow(ctx, req.kind, job, wl)
+}
+
+// follow makes a job do what its Workload says.
+func (r *jobReconciler) follow(ctx context.Context, kind *jobs.Kind, job *unstructured.Unstructured, wl *kueue.Workload) (ctrl.Result, error) {
+	if !kind.CanSuspend() {
+		// Its pods wait at their gates, and go on eviction.
+		return ctrl.Result{}, nil
+	}
 	a, run := admitted(wl)
-	suspended := r.kind.Suspended(job)
+	suspended := kind.Suspended(job)
 	switch {
 	case run && suspended:
-		why, err := r.outgrows(job, wl, a)
+		why, err := r.outgrows(kind, job, wl, a)
 		if err != nil {
 			return ctrl.Result{}, err
 		}
 		if why != "" {
 			return ctrl.Result{}, ignoreConflict(r.again(ctx, job, wl, why))
 		}
-		return ctrl.Result{}, ignoreConflict(r.start(ctx, job, wl, a))
+		return ctrl.Result{}, ignoreConflict(r.start(ctx, kind, job, wl, a))
 	case !run && !suspended:
-		return ctrl.Result{}, ignoreConflict(r.stop(ctx, job, wl))
+		return ctrl.Result{}, ignoreConflict(r.stop(ctx, kind, job, wl))
 	case !run && jobs.Started(job):
-		// The API lets templates be changed once no pod is left.
-		if r.kind.ActivePods(job) > 0 {
-			return ctrl.Result{RequeueAfter: recheck}, nil
-		}
-		if err := r.kind.Restore(job); err != nil {
-			return ctrl.Result{}, err
-		}
-		if err := r.client.Update(ctx, job, client.FieldOwner(FieldOwner)); apierrors.IsInvalid(err) {
-			return ctrl.Result{RequeueAfter: recheck}, nil
-		} else if err != nil {
-			return ctrl.Result{}, ignoreConflict(err)
-		}
+		return r.restore(ctx, kind, job)
 	}
 	return ctrl.Result{}, nil
 }
 
-// existing is the job's Workload, nil if there is none.
-func (r *jobReconciler) existing(ctx context.Context, job *unstructured.Unstructured) *kueue.Workload {
+// restore makes the templates of a suspended job what they were before it was
+// started.
+func (r *jobReconciler) restore(ctx context.Context, kind *jobs.Kind, job *unstructured.Unstructured) (ctrl.Result, error) {
+	// The API lets templates be changed once no pod is left.
+	if kind.ActivePods(job) > 0 {
+		return ctrl.Result{RequeueAfter: recheck}, nil
+	}
+	if kind.Nested {
+		if wait, err := r.restoreNested(ctx, kind, job); err != nil || wait {
+			return ctrl.Result{RequeueAfter: recheck}, ignoreConflict(err)
+		}
+	}
+	if err := kind.Restore(job); err != nil {
+		return ctrl.Result{}, err
+	}
+	err := r.client.Update(ctx, job, client.FieldOwner(FieldOwner))
+	if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) {
+		return ctrl.Result{RequeueAfter: recheck}, nil
+	}
+	return ctrl.Result{}, ignoreConflict(err)
+}
+
+// restoreNested takes what an admission added out of the jobs that were made of a
+// job. Their controller merges templates: what another flavor does not overwrite
+// would stay in them. wait says that some of them have pods yet.
+func (r *jobReconciler) restoreNested(ctx context.Context, kind *jobs.Kind, job *unstructured.Unstructured) (wait bool, err error) {
+	added, err := kind.Added(job)
+	if err != nil {
+		return false, err
+	}
+	for _, child := range r.jobsUnder(job.GetUID()) {
+		below := &unstructured.Unstructured{}
+		below.SetGroupVersionKind(child.kind.GroupVersionKind())
+		if err := r.live.Get(ctx, child.name, below); err != nil {
+			if apierrors.IsNotFound(err) {
+				continue
+			}
+			return false, err
+		}
+		if o := metav1.GetControllerOf(below); o == nil || o.UID != job.GetUID() || below.GetDeletionTimestamp() != nil {
+			continue
+		}
+		if done, _, _ := child.kind.Done(below); done {
+			continue
+		}
+		changed, err := child.kind.TakeOut(below, PodSetLabel, added)
+		if err != nil || !changed {
+			return false, err
+		}
+		if !child.kind.Suspended(below) || child.kind.ActivePods(below) > 0 {
+			return true, nil
+		}
+		if err := r.client.Update(ctx, below, client.FieldOwner(FieldOwner)); apierrors.IsInvalid(err) {
+			return true, nil
+		} else if err != nil {
+			return false, err
+		}
+	}
+	return false, nil
+}
+
+// existing is a Workload by name, nil if there is none.
+func (s *sources) existing(ctx context.Context, key types.NamespacedName) *kueue.Workload {
 	wl := &kueue.Workload{}
-	key := types.NamespacedName{Namespace: job.GetNamespace(), Name: workloadName(r.kind.Kind, job.GetName(), job.GetUID())}
-	if r.client.Get(ctx, key, wl) != nil {
+	if s.client.Get(ctx, key, wl) != nil {
 		return nil
 	}
 	return wl
 }
 
-// queueOf is the LocalQueue of a job: by a label on it, or on its first pod
-// template.
-func queueOf(k *jobs.Kind, job *unstructured.Unstructured) string {
+// QueueOf is the LocalQueue of a job: by a label on it, or on the first of its
+// pod templates that has one.
+func QueueOf(k *jobs.Kind, job *unstructured.Unstructured) string {
 	if q := job.GetLabels()[QueueLabel]; q != "" {
 		return q
 	}
-	sets, err := k.PodSets(job)
-	if err != nil || len(sets) == 0 {
-		return ""
-	}
-	return sets[0].Template.Labels[QueueLabel]
+	return k.TemplateLabel(job, QueueLabel)
 }
 
-func (r *jobReconciler) workloadOf(ctx context.Context, job *unstructured.Unstructured, queue string) (*kueue.Workload, error) {
-	sets, err := r.kind.PodSets(job)
+func (r *jobReconciler) workloadOf(ctx context.Context, kind *jobs.Kind, job *unstructured.Unstructured, queue string) (*kueue.Workload, error) {
+	sets, err := kind.PodSets(job)
 	if err != nil {
 		return nil, err
 	}
-	w := wanted{owner: job, gvk: r.kind.GroupVersionKind, queue: queue}
+	w := wanted{owner: job, gvk: kind.GroupVersionKind(), queue: queue, class: kind.Priority(job)}
 	for _, s := range sets {
 		// The template's labels and most of its annotations play no part in a decision.
 		template := corev1.PodTemplateSpec{Spec: s.Template.Spec}
@@ -141,10 +203,22 @@ func (r *jobReconciler) workloadOf(ctx context.Context, job *unstructured.Unstru
 	return r.workload(ctx, w)
 }
 
+// hold keeps a job from running that no Workload can be made of, and says why.
+func (r *jobReconciler) hold(ctx context.Context, kind *jobs.Kind, job *unstructured.Unstructured, wl *kueue.Workload, why error) error {
+	r.event(job, corev1.EventTypeWarning, "NotGoverned", "Not admitted: %s", why)
+	if _, run := admitted(wl); run || !kind.CanSuspend() || kind.Suspended(job) {
+		return nil
+	}
+	if err := kind.SetSuspended(job, true); err != nil {
+		return err
+	}
+	return ignoreConflict(r.client.Update(ctx, job, client.FieldOwner(FieldOwner)))
+}
+
 // outgrows says why the job may not start on what was admitted: its templates,
 // or the claim templates that they name, ask for more now. "" if it may.
-func (r *jobReconciler) outgrows(job *unstructured.Unstructured, wl *kueue.Workload, a *kueue.Admission) (string, error) {
-	sets, err := r.kind.PodSets(job)
+func (r *jobReconciler) outgrows(kind *jobs.Kind, job *unstructured.Unstructured, wl *kueue.Workload, a *kueue.Admission) (string, error) {
+	sets, err := kind.PodSets(job)
 	if err != nil {
 		return "", err
 	}
@@ -175,7 +249,7 @@ func (r *jobReconciler) again(ctx context.Context, job *unstructured.Unstructure
 // start lets the job go: in one update its templates get the flavors' labels
 // and tolerations, the gate and the name of the Workload, so that its pods are
 // born gated even while no webhook runs.
-func (r *jobReconciler) start(ctx context.Context, job *unstructured.Unstructured, wl *kueue.Workload, a *kueue.Admission) error {
+func (r *jobReconciler) start(ctx context.Context, kind *jobs.Kind, job *unstructured.Unstructured, wl *kueue.Workload, a *kueue.Admission) error {
 	add := map[string]jobs.Injection{}
 	for i := range a.PodSetAssignments {
 		set := &a.PodSetAssignments[i]
@@ -190,7 +264,7 @@ func (r *jobReconciler) start(ctx context.Context, job *unstructured.Unstructure
 			Gates:        []corev1.PodSchedulingGate{{Name: Gate}},
 		}
 	}
-	if err := r.kind.Start(job, add); err != nil {
+	if err := kind.Start(job, add); err != nil {
 		return err
 	}
 	if err := r.client.Update(ctx, job, client.FieldOwner(FieldOwner)); err != nil {
@@ -201,8 +275,8 @@ func (r *jobReconciler) start(ctx context.Context, job *unstructured.Unstructure
 }
 
 // stop suspends the job: its controller deletes the pods.
-func (r *jobReconciler) stop(ctx context.Context, job *unstructured.Unstructured, wl *kueue.Workload) error {
-	if err := r.kind.SetSuspended(job, true); err != nil {
+func (r *jobReconciler) stop(ctx context.Context, kind *jobs.Kind, job *unstructured.Unstructured, wl *kueue.Workload) error {
+	if err := kind.SetSuspended(job, true); err != nil {
 		return err
 	}
 	if err := r.client.Update(ctx, job, client.FieldOwner(FieldOwner)); err != nil {

@@ -39,6 +39,10 @@ func (r *podReconciler) open(ctx context.Context, pod *corev1.Pod, wl *kueue.Wor
 	if err != nil {
 		return err
 	}
+	if !HasGate(pod) && len(claims) == 0 && !r.asksExtended(pod) {
+		// Nothing holds it, and it asks for nothing that has to be granted.
+		return nil
+	}
 	if !HasGate(pod) && len(claims) > 0 && !slices.ContainsFunc(claims, func(c *resourceapi.ResourceClaim) bool { return c.Status.Allocation == nil }) {
 		// It has what it needs and is about to be bound.
 		return nil
@@ -103,6 +107,14 @@ func (r *podReconciler) affordable(pod *corev1.Pod, wl *kueue.Workload, a *kueue
 	return nil
 }
 
+// asksExtended says whether the scheduler makes a claim for a pod.
+func (c *core) asksExtended(pod *corev1.Pod) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	extended, _ := pricing.ExtendedResources(&pod.Spec, c.fit.Classes())
+	return extended != nil
+}
+
 // born says whether the scheduler has made its claim for a pod.
 func (c *core) born(pod types.UID) bool {
 	for _, claim := range c.claimsOf[pod] {
@@ -134,6 +146,11 @@ func (r *podReconciler) ungate(ctx context.Context, pod *corev1.Pod, given *kueu
 		maps.Copy(pod.Spec.NodeSelector, labels)
 	}
 	pod.Spec.Tolerations = jobs.AddTolerations(pod.Spec.Tolerations, tolerations)
+	if pod.Labels[GroupLabel] != "" {
+		// Its set follows from its spec, which changes here.
+		pod.Labels = maps.Clone(pod.Labels)
+		pod.Labels[PodSetLabel] = string(given.Name)
+	}
 	// The status patch before has moved the version; what guards this one is
 	// the list of gates, which nobody else may change.
 	if err := r.client.Patch(ctx, pod, client.MergeFrom(before), client.FieldOwner(FieldOwner)); err != nil {

@@ -14,7 +14,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
-	"github.com/sluice-gpu/sluice/quota/jobs"
 	"github.com/sluice-gpu/sluice/quota/pricing"
 )
 
@@ -40,14 +39,14 @@ func (r *podReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 		r.nudges.forget(req.NamespacedName)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	id, set := podWorkload(pod)
-	if id == "" {
+	m := r.member(pod)
+	if m.workload == "" {
 		return ctrl.Result{}, nil
 	}
 	if r.outOfReach(pod) {
-		return ctrl.Result{}, r.refuse(ctx, pod)
+		return ctrl.Result{}, r.refuse(ctx, pod, m)
 	}
-	wl, own, err := r.workloadOf(ctx, pod)
+	wl, err := r.workloadOf(ctx, pod, m)
 	if err != nil {
 		if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err) {
 			return ctrl.Result{RequeueAfter: recheck}, nil
@@ -58,7 +57,7 @@ func (r *podReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 		return ctrl.Result{}, nil
 	}
 	if ended(pod) {
-		if own {
+		if m.owner == pod.UID {
 			return ctrl.Result{}, r.end(ctx, wl, pod.Status.Phase == corev1.PodSucceeded, pod.Status.Message)
 		}
 		return ctrl.Result{}, nil
@@ -66,7 +65,7 @@ func (r *podReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 	a, run := admitted(wl)
 	if !run {
 		if wl.Status.Admission != nil && conditionTrue(wl, kueue.WorkloadEvicted) {
-			left, err := r.leave(ctx, pod, wl, own)
+			left, err := r.leave(ctx, pod, wl, m)
 			if apierrors.IsConflict(err) {
 				return ctrl.Result{RequeueAfter: 50 * time.Millisecond}, nil
 			}
@@ -79,7 +78,7 @@ func (r *podReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 		return ctrl.Result{}, nil
 	}
 	var over *overError
-	switch err := r.open(ctx, pod, wl, a, set); {
+	switch err := r.open(ctx, pod, wl, a, m.set); {
 	case errors.Is(err, errWait):
 		return ctrl.Result{RequeueAfter: recheck}, nil
 	case errors.As(err, new(*noRoomError)):
@@ -133,11 +132,11 @@ func (r *podReconciler) outOfReach(pod *corev1.Pod) bool {
 // refuse tells a pod that is out of reach why it gets nothing, and withdraws its
 // request. What was admitted already is left: allocations are watched apart from
 // pods, and one may be on its way here.
-func (r *podReconciler) refuse(ctx context.Context, pod *corev1.Pod) error {
-	if owner := metav1.GetControllerOf(pod); owner != nil && jobs.Find(owner.APIVersion, owner.Kind) != nil {
+func (r *podReconciler) refuse(ctx context.Context, pod *corev1.Pod, m membership) error {
+	if m.kind != nil || m.group != nil {
 		return nil
 	}
-	wl := r.existing(ctx, pod)
+	wl := r.own(ctx, pod)
 	if wl != nil && wl.Status.Admission != nil {
 		return nil
 	}
@@ -149,59 +148,56 @@ func (r *podReconciler) refuse(ctx context.Context, pod *corev1.Pod) error {
 	return client.IgnoreNotFound(ignoreConflict(r.client.Delete(ctx, wl, client.Preconditions{UID: &uid, ResourceVersion: &version})))
 }
 
-// workloadOf returns the Workload that a pod really belongs to, nil if none, and
-// whether it is the pod's own.
-func (r *podReconciler) workloadOf(ctx context.Context, pod *corev1.Pod) (*kueue.Workload, bool, error) {
-	if owner := metav1.GetControllerOf(pod); owner != nil && jobs.Find(owner.APIVersion, owner.Kind) != nil {
-		id, _ := podWorkload(pod)
+// workloadOf returns the Workload that a pod really belongs to, nil if none.
+func (r *podReconciler) workloadOf(ctx context.Context, pod *corev1.Pod, m membership) (*kueue.Workload, error) {
+	if m.kind != nil {
 		wl := &kueue.Workload{}
-		if err := r.client.Get(ctx, nameOf(id), wl); err != nil {
+		if err := r.client.Get(ctx, nameOf(m.workload), wl); err != nil {
 			// A job that no budget governs has none.
-			return nil, false, client.IgnoreNotFound(err)
+			return nil, client.IgnoreNotFound(err)
 		}
-		if o := metav1.GetControllerOf(wl); o == nil || o.UID != owner.UID {
-			return nil, false, nil
+		if o := metav1.GetControllerOf(wl); o == nil || o.UID != m.owner {
+			return nil, nil
 		}
-		return wl, false, nil
+		return wl, nil
+	}
+	if m.group != nil {
+		wl := r.existing(ctx, nameOf(m.workload))
+		if wl == nil || !lists(wl, pod.UID) {
+			return nil, nil
+		}
+		return wl, nil
 	}
 	// Gates, flavors and the node are what admission adds; the rest is the pod's.
 	spec := *pod.Spec.DeepCopy()
 	spec.SchedulingGates, spec.NodeName = nil, ""
-	if wl := r.existing(ctx, pod); wl != nil && (wl.Status.Admission != nil || !HasGate(pod) || ended(pod)) {
-		return wl, true, nil
+	if wl := r.own(ctx, pod); wl != nil && (wl.Status.Admission != nil || !HasGate(pod) || ended(pod)) {
+		return wl, nil
 	}
-	wl, err := r.workload(ctx, wanted{
+	return r.workload(ctx, wanted{
 		owner: pod, gvk: corev1.SchemeGroupVersion.WithKind("Pod"),
 		queue: pod.Labels[QueueLabel],
 		sets:  []kueue.PodSet{{Name: mainSet, Count: 1, Template: corev1.PodTemplateSpec{Spec: spec}}},
 		class: pod.Spec.PriorityClassName, priority: pod.Spec.Priority,
 	})
-	return wl, true, err
 }
 
-func (r *podReconciler) existing(ctx context.Context, pod *corev1.Pod) *kueue.Workload {
-	wl := &kueue.Workload{}
-	key := types.NamespacedName{Namespace: pod.Namespace, Name: workloadName("Pod", pod.Name, pod.UID)}
-	if r.client.Get(ctx, key, wl) != nil {
-		return nil
-	}
-	return wl
+func (r *podReconciler) own(ctx context.Context, pod *corev1.Pod) *kueue.Workload {
+	return r.existing(ctx, types.NamespacedName{Namespace: pod.Namespace, Name: workloadName("Pod", pod.Name, pod.UID)})
 }
 
 // leave takes a pod of an evicted workload away: first its tickets, so that no
-// new device is allocated, then the pod. Pods of jobs are deleted by their job.
+// new device is allocated, then the pod. Pods of jobs that can be suspended are
+// deleted by their job.
 //
 // The result is how long to wait before that, as the workload has asked for
 // notice.
-func (r *podReconciler) leave(ctx context.Context, pod *corev1.Pod, wl *kueue.Workload, own bool) (time.Duration, error) {
+func (r *podReconciler) leave(ctx context.Context, pod *corev1.Pod, wl *kueue.Workload, m membership) (time.Duration, error) {
 	if err := r.revoke(ctx, pod); err != nil {
 		return 0, err
 	}
 	r.placeLost(workloadID(wl.Namespace, wl.Name), pod.UID)
-	if !own || pod.DeletionTimestamp != nil {
-		return 0, nil
-	}
-	if HasGate(pod) {
+	if m.kind != nil && m.kind.CanSuspend() || pod.DeletionTimestamp != nil || HasGate(pod) {
 		return 0, nil
 	}
 	if left, err := r.notice(ctx, wl); left > 0 || err != nil {

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -120,7 +119,12 @@ func Setup(ctx context.Context, mgr ctrl.Manager, cfg *config.QuotaConfiguration
 	if err := mgr.GetFieldIndexer().IndexField(ctx, &corev1.Pod{}, podsByClaim, claimNames); err != nil {
 		return nil, err
 	}
-	ready, err := c.listen(ctx, mgr.GetCache())
+	watch := &kindWatch{core: c, cache: mgr.GetCache(), mapper: mgr.GetRESTMapper(), live: mgr.GetAPIReader(), running: map[*jobs.Kind]toolscache.InformerSynced{}}
+	synced, err := watch.begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ready, err := c.listen(ctx, mgr.GetCache(), synced...)
 	if err != nil {
 		return nil, err
 	}
@@ -147,19 +151,20 @@ func Setup(ctx context.Context, mgr ctrl.Manager, cfg *config.QuotaConfiguration
 	if err != nil {
 		return nil, fmt.Errorf("workload controller: %w", err)
 	}
-	for i := range jobs.Kinds {
-		kind := &jobs.Kinds[i]
-		err = ctrl.NewControllerManagedBy(mgr).Named("job").WithOptions(opts).
-			For(&batchv1.Job{}).
-			Watches(&kueue.Workload{}, handler.EnqueueRequestsFromMapFunc(ownerOf(kind.GroupVersion().String(), kind.Kind))).
-			Complete(&jobReconciler{sources: s, kind: kind, live: mgr.GetAPIReader()})
-		if err != nil {
-			return nil, fmt.Errorf("%s controller: %w", kind.Kind, err)
-		}
+	err = ctrl.NewControllerManagedBy(mgr).Named("group").WithOptions(opts).
+		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(groupOf)).
+		Watches(&kueue.Workload{}, handler.EnqueueRequestsFromMapFunc(groupOf)).
+		Complete(&groupReconciler{sources: s})
+	if err != nil {
+		return nil, fmt.Errorf("group controller: %w", err)
+	}
+	if err := addJobs(mgr, cfg, s, watch); err != nil {
+		return nil, err
 	}
 	err = ctrl.NewControllerManagedBy(mgr).Named("pod").WithOptions(opts).
 		For(&corev1.Pod{}).
 		Watches(&kueue.Workload{}, handler.EnqueueRequestsFromMapFunc(c.podsOfWorkload)).
+		WatchesRawSource(source.Func(c.tellPodsTo)).
 		Watches(&resourceapi.ResourceClaim{}, handler.EnqueueRequestsFromMapFunc(podsOfClaim(mgr.GetClient()))).
 		Complete(&podReconciler{sources: s, live: mgr.GetAPIReader()})
 	if err != nil {
@@ -187,23 +192,13 @@ func (c *Controller) String() string {
 
 // listen feeds everything that the caches see to the core. The channel is
 // closed once all that was there at the start has been taken in.
-func (c *core) listen(ctx context.Context, informers cache.Cache) (<-chan struct{}, error) {
-	var synced []toolscache.InformerSynced
+func (c *core) listen(ctx context.Context, informers cache.Cache, synced ...toolscache.InformerSynced) (<-chan struct{}, error) {
 	for _, o := range watched() {
 		informer, err := informers.GetInformer(ctx, o, cache.BlockUntilSynced(false))
 		if err != nil {
 			return nil, fmt.Errorf("watch %T: %w", o, err)
 		}
-		registration, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-			AddFunc:    c.saw,
-			UpdateFunc: func(_, now any) { c.saw(now) },
-			DeleteFunc: func(gone any) {
-				if unknown, ok := gone.(toolscache.DeletedFinalStateUnknown); ok {
-					gone = unknown.Obj
-				}
-				c.lost(gone)
-			},
-		})
+		registration, err := informer.AddEventHandler(c.handler())
 		if err != nil {
 			return nil, err
 		}

@@ -43,12 +43,19 @@ type wanted struct {
 	// has set one.
 	class    string
 	priority *int32
+	// name is the Workload's if it does not follow from the owner, members the
+	// pods of a group, of which owner is the first.
+	name    string
+	members []*corev1.Pod
 }
 
 // workload returns the object's Workload, made if there is none, and changed if
 // the object has changed while nothing was reserved for it.
 func (s *sources) workload(ctx context.Context, w wanted) (*kueue.Workload, error) {
-	name := workloadName(w.gvk.Kind, w.owner.GetName(), w.owner.GetUID())
+	name := w.name
+	if name == "" {
+		name = workloadName(w.gvk.Kind, w.owner.GetName(), w.owner.GetUID())
+	}
 	key := types.NamespacedName{Namespace: w.owner.GetNamespace(), Name: name}
 	wl := &kueue.Workload{}
 	err := s.client.Get(ctx, key, wl)
@@ -63,6 +70,9 @@ func (s *sources) workload(ctx context.Context, w wanted) (*kueue.Workload, erro
 	}
 	changed := wl.DeepCopy()
 	news := copyWishes(changed, w.owner)
+	if len(members(wl, w.members)) != len(w.members) {
+		changed.OwnerReferences, news = references(w.members), true
+	}
 	if string(wl.Spec.QueueName) == w.queue && sameSets(wl.Spec.PodSets, w.sets) && !news {
 		return wl, nil
 	}
@@ -136,9 +146,14 @@ func (s *sources) create(ctx context.Context, key types.NamespacedName, w wanted
 			wl.Spec.MaximumExecutionTimeSeconds = ptr.To(int32(n))
 		}
 	}
-	owner := metav1.NewControllerRef(w.owner, w.gvk)
-	owner.BlockOwnerDeletion = nil
-	wl.OwnerReferences = []metav1.OwnerReference{*owner}
+	if w.members == nil {
+		owner := metav1.NewControllerRef(w.owner, w.gvk)
+		owner.BlockOwnerDeletion = nil
+		wl.OwnerReferences = []metav1.OwnerReference{*owner}
+	} else {
+		wl.Labels = map[string]string{GroupLabel: w.owner.GetLabels()[GroupLabel]}
+		wl.OwnerReferences = references(w.members)
+	}
 	ref, value, err := s.priority(ctx, w)
 	if err != nil {
 		return nil, err
@@ -163,6 +178,20 @@ func (s *sources) create(ctx context.Context, key types.NamespacedName, w wanted
 	}
 	s.saw(wl.DeepCopy())
 	return wl, nil
+}
+
+// references make pods the owners of their group's Workload: it goes when none of
+// them is left.
+func references(pods []*corev1.Pod) []metav1.OwnerReference {
+	var all []metav1.OwnerReference
+	for _, p := range pods {
+		all = append(all, podReference(p))
+	}
+	return all
+}
+
+func podReference(p *corev1.Pod) metav1.OwnerReference {
+	return metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: p.Name, UID: p.UID}
 }
 
 // priority is that of a WorkloadPriorityClass if the label names one, else the

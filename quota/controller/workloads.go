@@ -9,7 +9,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -319,11 +318,15 @@ func (r *workloads) event(wl *kueue.Workload, kind, reason, message string) {
 	if len(message) > longest {
 		message = message[:longest]
 	}
-	var regarding runtime.Object = wl
-	if o := metav1.GetControllerOf(wl); o != nil {
-		regarding = &corev1.ObjectReference{APIVersion: o.APIVersion, Kind: o.Kind, Namespace: wl.Namespace, Name: o.Name, UID: o.UID}
+	if len(wl.OwnerReferences) == 0 {
+		r.recorder.Eventf(wl, nil, kind, reason, "Quota", "%s", message)
 	}
-	r.recorder.Eventf(regarding, wl, kind, reason, "Quota", "%s", message)
+	const most = 4 // of a group's pods
+	for i := range wl.OwnerReferences[:min(most, len(wl.OwnerReferences))] {
+		o := &wl.OwnerReferences[i]
+		regarding := &corev1.ObjectReference{APIVersion: o.APIVersion, Kind: o.Kind, Namespace: wl.Namespace, Name: o.Name, UID: o.UID}
+		r.recorder.Eventf(regarding, wl, kind, reason, "Quota", "%s", message)
+	}
 }
 
 // describeUsage is what a workload was given, for people.

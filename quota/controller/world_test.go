@@ -15,11 +15,13 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
-	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -32,6 +34,7 @@ import (
 	"github.com/sluice-gpu/sluice/quota/config"
 	"github.com/sluice-gpu/sluice/quota/controller"
 	"github.com/sluice-gpu/sluice/quota/internal/apitest"
+	"github.com/sluice-gpu/sluice/quota/jobs"
 	"github.com/sluice-gpu/sluice/quota/webhook"
 )
 
@@ -102,7 +105,18 @@ func (w *world) clean(t *testing.T) {
 		t.Logf("controller-manager: %s", w.Log("kube-controller-manager"))
 		w.dump(t)
 	}
-	for _, o := range []client.Object{&batchv1.Job{}, &corev1.Pod{}, &resourceapi.ResourceClaimTemplate{}, &kueue.Workload{}, &kueue.LocalQueue{}} {
+	table, err := jobs.NewTable()
+	if err != nil {
+		t.Error(err)
+	}
+	for _, k := range table.All() {
+		u := &unstructured.Unstructured{}
+		u.SetGroupVersionKind(k.GroupVersionKind())
+		if err := w.client.DeleteAllOf(ctx, u, client.InNamespace(w.ns), client.PropagationPolicy(metav1.DeletePropagationBackground)); err != nil && !meta.IsNoMatchError(err) && !apierrors.IsNotFound(err) {
+			t.Error(err)
+		}
+	}
+	for _, o := range []client.Object{&corev1.Pod{}, &resourceapi.ResourceClaimTemplate{}, &kueue.Workload{}, &kueue.LocalQueue{}} {
 		if err := w.client.DeleteAllOf(ctx, o, client.InNamespace(w.ns), client.GracePeriodSeconds(0), client.PropagationPolicy(metav1.DeletePropagationBackground)); err != nil {
 			t.Error(err)
 		}

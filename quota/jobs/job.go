@@ -2,7 +2,6 @@ package jobs
 
 import (
 	"encoding/json"
-	"fmt"
 	"maps"
 	"slices"
 
@@ -15,13 +14,6 @@ import (
 // OriginalAnnotation keeps, on a job that was started, what its templates were
 // before the flavors were put into them.
 const OriginalAnnotation = "quota.sluice.dev/original-templates"
-
-// PodSet is one set of like pods of a job, as its user wrote it.
-type PodSet struct {
-	Name     string
-	Count    int32
-	Template corev1.PodTemplateSpec
-}
 
 // Injection is what admission adds to the templates of a set.
 type Injection struct {
@@ -40,81 +32,72 @@ type original struct {
 	Gates        []corev1.PodSchedulingGate `json:"schedulingGates,omitempty"`
 }
 
+// CanSuspend says whether jobs of the kind can be held back.
+func (k *Kind) CanSuspend() bool { return k.Suspend != "" }
+
+// SuspendPath are the names of the fields down to the one that holds a job back.
+func (k *Kind) SuspendPath() []string { return fields(k.Suspend) }
+
 // Suspended says whether the job is held back.
 func (k *Kind) Suspended(job *unstructured.Unstructured) bool {
-	suspended, _, _ := unstructured.NestedBool(job.Object, k.Suspend...)
+	if !k.CanSuspend() {
+		return false
+	}
+	suspended, _, _ := unstructured.NestedBool(job.Object, fields(k.Suspend)...)
 	return suspended
 }
 
 // SetSuspended holds the job back or lets it go.
 func (k *Kind) SetSuspended(job *unstructured.Unstructured, suspended bool) error {
-	return unstructured.SetNestedField(job.Object, suspended, k.Suspend...)
+	return unstructured.SetNestedField(job.Object, suspended, fields(k.Suspend)...)
 }
 
-// ActivePods is how many pods of the job are not finished.
+// ActivePods is how many pods of the job are not finished, 0 where that does not
+// matter.
 func (k *Kind) ActivePods(job *unstructured.Unstructured) int64 {
-	n, _, _ := unstructured.NestedInt64(job.Object, k.Active...)
+	if k.Active == "" {
+		return 0
+	}
+	n, _, _ := unstructured.NestedInt64(job.Object, fields(k.Active)...)
 	return n
+}
+
+// Priority is the name of the priority class that the job itself names, "" if
+// none.
+func (k *Kind) Priority(job *unstructured.Unstructured) string {
+	if k.PriorityClass == "" {
+		return ""
+	}
+	name, _, _ := unstructured.NestedString(job.Object, fields(k.PriorityClass)...)
+	return name
 }
 
 // Done says whether the job has ended for good, how, and what it says itself.
 func (k *Kind) Done(job *unstructured.Unstructured) (done, succeeded bool, message string) {
-	conditions, _, _ := unstructured.NestedSlice(job.Object, "status", "conditions")
-	for _, c := range conditions {
-		c, ok := c.(map[string]any)
-		if !ok || c["status"] != "True" {
+	for _, e := range k.Ends {
+		if e.Path != "" {
+			if value, _, _ := unstructured.NestedString(job.Object, fields(e.Path)...); value == e.Value {
+				message, _, _ = unstructured.NestedString(job.Object, "status", "message")
+				return true, !e.Failed, message
+			}
 			continue
 		}
-		kind, _ := c["type"].(string)
-		if !slices.Contains(k.Finished, kind) {
-			continue
+		if c := condition(job, e.Condition); c != nil && c["status"] == "True" {
+			message, _ = c["message"].(string)
+			return true, !e.Failed, message
 		}
-		message, _ = c["message"].(string)
-		return true, !slices.Contains(k.Failed, kind), message
 	}
 	return false, false, ""
 }
 
-// PodSets reads the job's sets of pods. On a job that was started they are as
-// they were before, by the annotation that [Kind.Start] left; one that cannot be
-// read counts as none.
-func (k *Kind) PodSets(job *unstructured.Unstructured) ([]PodSet, error) {
-	before := originals(job)
-	var sets []PodSet
-	for _, t := range k.Templates {
-		template, err := k.template(job, t)
-		if err != nil {
-			return nil, err
-		}
-		if o, ok := before[t.Name]; ok {
-			o.restore(template)
-		}
-		sets = append(sets, PodSet{Name: t.Name, Count: count(job, t), Template: *template})
-	}
-	return sets, nil
-}
-
-func (k *Kind) template(job *unstructured.Unstructured, t Template) (*corev1.PodTemplateSpec, error) {
-	raw, found, err := unstructured.NestedMap(job.Object, t.Path...)
-	if err != nil || !found {
-		return nil, fmt.Errorf("%s %s has no pod template at %v", k.Kind, job.GetName(), t.Path)
-	}
-	template := &corev1.PodTemplateSpec{}
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(raw, template); err != nil {
-		return nil, fmt.Errorf("%s %s: pod template at %v: %w", k.Kind, job.GetName(), t.Path, err)
-	}
-	return template, nil
-}
-
-func count(job *unstructured.Unstructured, t Template) int32 {
-	least, any := int64(1), false
-	for _, path := range t.Counts {
-		n, found, err := unstructured.NestedInt64(job.Object, path...)
-		if err == nil && found && (!any || n < least) {
-			least, any = n, true
+func condition(job *unstructured.Unstructured, kind string) map[string]any {
+	all, _, _ := unstructured.NestedSlice(job.Object, "status", "conditions")
+	for _, c := range all {
+		if c, ok := c.(map[string]any); ok && c["type"] == kind {
+			return c
 		}
 	}
-	return int32(least)
+	return nil
 }
 
 // Start lets a suspended job go with what its admission adds to each set's
@@ -125,25 +108,29 @@ func (k *Kind) Start(job *unstructured.Unstructured, add map[string]Injection) e
 			return err
 		}
 	}
+	places, err := k.places(job)
+	if err != nil {
+		return err
+	}
 	var before []original
-	for _, t := range k.Templates {
-		inject, ok := add[t.Name]
+	for _, p := range places {
+		inject, ok := add[p.name]
 		if !ok {
 			continue
 		}
-		template, err := k.template(job, t)
+		template, err := k.template(job, p)
 		if err != nil {
 			return err
 		}
 		before = append(before, original{
-			Name:         t.Name,
+			Name:         p.name,
 			Labels:       maps.Clone(template.Labels),
 			NodeSelector: maps.Clone(template.Spec.NodeSelector),
 			Tolerations:  slices.Clone(template.Spec.Tolerations),
 			Gates:        slices.Clone(template.Spec.SchedulingGates),
 		})
 		inject.into(template)
-		if err := k.write(job, t, template); err != nil {
+		if err := p.write(template); err != nil {
 			return err
 		}
 	}
@@ -157,6 +144,9 @@ func (k *Kind) Start(job *unstructured.Unstructured, add map[string]Injection) e
 	}
 	annotations[OriginalAnnotation] = string(kept)
 	job.SetAnnotations(annotations)
+	if !k.CanSuspend() {
+		return nil
+	}
 	return k.SetSuspended(job, false)
 }
 
@@ -171,17 +161,21 @@ func Started(job *unstructured.Unstructured) bool {
 // annotation cannot be read.
 func (k *Kind) Restore(job *unstructured.Unstructured) error {
 	before := originals(job)
-	for _, t := range k.Templates {
-		o, ok := before[t.Name]
+	places, err := k.places(job)
+	if err != nil && len(before) > 0 {
+		return err
+	}
+	for _, p := range places {
+		o, ok := before[p.name]
 		if !ok {
 			continue
 		}
-		template, err := k.template(job, t)
+		template, err := k.template(job, p)
 		if err != nil {
 			return err
 		}
 		o.restore(template)
-		if err := k.write(job, t, template); err != nil {
+		if err := p.write(template); err != nil {
 			return err
 		}
 	}
@@ -191,28 +185,102 @@ func (k *Kind) Restore(job *unstructured.Unstructured) error {
 	return nil
 }
 
+// Added is what was put into each set's template by [Kind.Start].
+func (k *Kind) Added(job *unstructured.Unstructured) (map[string]Injection, error) {
+	places, err := k.places(job)
+	if err != nil {
+		return nil, err
+	}
+	before := originals(job)
+	added := map[string]Injection{}
+	for _, p := range places {
+		o, ok := before[p.name]
+		if !ok {
+			continue
+		}
+		template, err := k.template(job, p)
+		if err != nil {
+			return nil, err
+		}
+		i := Injection{NodeSelector: map[string]string{}}
+		for key, value := range template.Spec.NodeSelector {
+			if had, ok := o.NodeSelector[key]; !ok || had != value {
+				i.NodeSelector[key] = value
+			}
+		}
+		i.Tolerations = without(template.Spec.Tolerations, o.Tolerations)
+		i.Gates = without(template.Spec.SchedulingGates, o.Gates)
+		added[p.name] = i
+	}
+	return added, nil
+}
+
+// TakeOut removes from the templates of a job, which was made of another, what
+// was added there for the set that a label of the template names. It says
+// whether there was anything.
+func (k *Kind) TakeOut(job *unstructured.Unstructured, label string, added map[string]Injection) (bool, error) {
+	places, err := k.places(job)
+	if err != nil {
+		return false, err
+	}
+	changed := false
+	for _, p := range places {
+		template, err := k.template(job, p)
+		if err != nil {
+			return false, err
+		}
+		i, ok := added[template.Labels[label]]
+		if !ok {
+			continue
+		}
+		before := template.DeepCopy()
+		for key, value := range i.NodeSelector {
+			if template.Spec.NodeSelector[key] == value {
+				delete(template.Spec.NodeSelector, key)
+			}
+		}
+		template.Spec.Tolerations = without(template.Spec.Tolerations, i.Tolerations)
+		template.Spec.SchedulingGates = without(template.Spec.SchedulingGates, i.Gates)
+		if equality.Semantic.DeepEqual(before, template) {
+			continue
+		}
+		changed = true
+		if err := p.write(template); err != nil {
+			return false, err
+		}
+	}
+	return changed, nil
+}
+
+// without are the elements of all that are not in some.
+func without[T any](all, some []T) []T {
+	return slices.DeleteFunc(slices.Clone(all), func(e T) bool {
+		return slices.ContainsFunc(some, func(o T) bool { return equality.Semantic.DeepEqual(o, e) })
+	})
+}
+
 // write puts back only what an injection touches, so that fields which this
 // version of the types does not know are not lost.
-func (k *Kind) write(job *unstructured.Unstructured, t Template, template *corev1.PodTemplateSpec) error {
+func (p place) write(template *corev1.PodTemplateSpec) error {
 	raw, err := runtime.DefaultUnstructuredConverter.ToUnstructured(template)
 	if err != nil {
 		return err
 	}
 	for _, path := range [][]string{{"metadata", "labels"}, {"spec", "nodeSelector"}, {"spec", "tolerations"}, {"spec", "schedulingGates"}} {
-		at := append(slices.Clone(t.Path), path...)
+		at := append(fields(p.at.Path), path...)
 		value, found, err := unstructured.NestedFieldCopy(raw, path...)
 		if err != nil {
 			return err
 		}
 		if !found || value == nil {
-			unstructured.RemoveNestedField(job.Object, at...)
+			unstructured.RemoveNestedField(p.in, at...)
 			parent := at[:len(at)-1]
-			if m, ok, _ := unstructured.NestedMap(job.Object, parent...); ok && len(m) == 0 {
-				unstructured.RemoveNestedField(job.Object, parent...)
+			if m, ok, _ := unstructured.NestedMap(p.in, parent...); ok && len(m) == 0 {
+				unstructured.RemoveNestedField(p.in, parent...)
 			}
 			continue
 		}
-		if err := unstructured.SetNestedField(job.Object, value, at...); err != nil {
+		if err := unstructured.SetNestedField(p.in, value, at...); err != nil {
 			return err
 		}
 	}

@@ -55,7 +55,7 @@ var flavor = map[string]Injection{"main": {
 }}
 
 func TestAStartedAndRestoredJobIsWhatItWas(t *testing.T) {
-	k := Find("batch/v1", "Job")
+	k := table(t).Find("batch/v1", "Job")
 	for name, text := range map[string]string{
 		"with selectors of its own": training,
 		"bare":                      "apiVersion: batch/v1\nkind: Job\nmetadata: {name: bare}\nspec: {suspend: true, template: {spec: {containers: [{name: c}]}}}\n",
@@ -94,14 +94,14 @@ func TestAStartedAndRestoredJobIsWhatItWas(t *testing.T) {
 }
 
 func TestStartAddsWhatTheFlavorNeedsOnce(t *testing.T) {
-	k := Find("batch/v1", "Job")
+	k := table(t).Find("batch/v1", "Job")
 	j := job(t, training)
 	for range 2 {
 		if err := k.Start(j, flavor); err != nil {
 			t.Fatal(err)
 		}
 	}
-	template, err := k.template(j, k.Templates[0])
+	template, err := k.template(j, place{in: j.Object, at: k.Sets[0]})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +117,7 @@ func TestStartAddsWhatTheFlavorNeedsOnce(t *testing.T) {
 }
 
 func TestABrokenAnnotationCountsAsNone(t *testing.T) {
-	k := Find("batch/v1", "Job")
+	k := table(t).Find("batch/v1", "Job")
 	for _, broken := range []string{"", "x", "{}", `[{"name":7}]`} {
 		j := job(t, training)
 		j.SetAnnotations(map[string]string{OriginalAnnotation: broken})
@@ -132,7 +132,7 @@ func TestABrokenAnnotationCountsAsNone(t *testing.T) {
 }
 
 func TestTheNumberOfPodsIsTheLeastOfTheCounts(t *testing.T) {
-	k := Find("batch/v1", "Job")
+	k := table(t).Find("batch/v1", "Job")
 	sets, err := k.PodSets(job(t, training))
 	if err != nil || sets[0].Count != 2 {
 		t.Errorf("%v %v", sets, err)
@@ -140,15 +140,12 @@ func TestTheNumberOfPodsIsTheLeastOfTheCounts(t *testing.T) {
 }
 
 func TestAJobEndsByItsConditions(t *testing.T) {
-	k := Find("batch/v1", "Job")
+	k := table(t).Find("batch/v1", "Job")
 	for condition, want := range map[string][2]bool{"Complete": {true, true}, "Failed": {true, false}, "Suspended": {false, false}} {
 		j := job(t, "status: {conditions: [{type: "+condition+", status: 'True', message: m}]}")
 		done, ok, _ := k.Done(j)
 		if done != want[0] || ok != want[1] {
 			t.Errorf("%s: done %v, succeeded %v", condition, done, ok)
 		}
-	}
-	if Find("example.com/v1", "Job") != nil {
-		t.Error("an unknown kind is governed")
 	}
 }

@@ -164,5 +164,7 @@ func served(port int) (*x509.Certificate, error) {
 
 func second[T any](_ T, err error) error { return err }
 
-// noBackend is not asked when pods that name no cards are gated.
+// noBackend is asked, when pods that name no cards are gated, only for queues.
 type noBackend struct{ Backend }
+
+func (noBackend) HasLocalQueue(context.Context, string, string) bool { return true }

@@ -28,7 +28,7 @@ func TestQueueLabelsThatLeadNowhereAreWarnedOf(t *testing.T) {
 		`{"kueue.x-k8s.io/queue-name":""}`:       "is empty",
 		`{"kueue.x-k8s.io/queue-name":"absent"}`: `no LocalQueue "absent"`,
 	} {
-		response := queueing(oneQueue{}, pod)(context.Background(), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
+		response := queueing(oneQueue{}, gatePods(someJobs{}))(context.Background(), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
 			Operation: admissionv1.Create, Namespace: "team",
 			Object: runtime.RawExtension{Raw: []byte(`{"metadata":{"labels":` + labels + `},"spec":{"containers":[]}}`)},
 		}})

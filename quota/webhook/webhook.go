@@ -27,6 +27,7 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
@@ -49,18 +50,26 @@ type Tickets interface {
 	BornWith(claim *resourceapi.ResourceClaim) (*ticket.Ticket, error)
 }
 
+// Jobs know which kinds of jobs are governed, and which jobs.
+type Jobs interface {
+	Kinds() *jobs.Table
+	// Governed says whether what a job is made of belongs to it or a job above it.
+	Governed(owner *metav1.OwnerReference) bool
+}
+
 // Backend is what the handlers ask of the controller.
 type Backend interface {
 	Tickets
 	Templates
 	Checker
+	Jobs
 }
 
 // Handlers are the webhook's handlers by path.
 func Handlers(backend Backend, schedulerUsers []string) map[string]http.Handler {
 	all := map[string]admission.HandlerFunc{
-		PodPath:   queueing(backend, translating(backend, pod)),
-		JobPath:   queueing(backend, job),
+		PodPath:   queueing(backend, translating(backend, gatePods(backend))),
+		JobPath:   queueing(backend, suspendJobs(backend)),
 		ClaimPath: claims(backend, schedulerUsers),
 		CheckPath: queueing(backend, validate(backend)),
 	}
@@ -71,40 +80,67 @@ func Handlers(backend Backend, schedulerUsers []string) map[string]http.Handler 
 	return served
 }
 
-// pod gates a pod. One that names its node already cannot be gated: it will be
+// gatePods gates pods that name a queue, and those of a governed job that cannot
+// be suspended. One that names its node already cannot be gated: it will be
 // adopted.
-func pod(_ context.Context, req admission.Request) admission.Response {
-	if req.Operation != admissionv1.Create {
-		return admission.Allowed("")
+func gatePods(known Jobs) admission.HandlerFunc {
+	return func(_ context.Context, req admission.Request) admission.Response {
+		if req.Operation != admissionv1.Create {
+			return admission.Allowed("")
+		}
+		p := &corev1.Pod{}
+		if err := json.Unmarshal(req.Object.Raw, p); err != nil {
+			return admission.Errored(http.StatusBadRequest, err)
+		}
+		if !governed(p, known) || p.Spec.NodeName != "" || controller.HasGate(p) {
+			return admission.Allowed("")
+		}
+		gate := map[string]any{"name": controller.Gate}
+		if len(p.Spec.SchedulingGates) > 0 {
+			return admission.Patched("", add(gate, "spec", "schedulingGates", "-"))
+		}
+		return admission.Patched("", add([]any{gate}, "spec", "schedulingGates"))
 	}
-	p := &corev1.Pod{}
-	if err := json.Unmarshal(req.Object.Raw, p); err != nil {
-		return admission.Errored(http.StatusBadRequest, err)
-	}
-	if p.Labels[controller.QueueLabel] == "" || p.Spec.NodeName != "" || controller.HasGate(p) {
-		return admission.Allowed("")
-	}
-	gate := map[string]any{"name": controller.Gate}
-	if len(p.Spec.SchedulingGates) > 0 {
-		return admission.Patched("", add(gate, "spec", "schedulingGates", "-"))
-	}
-	return admission.Patched("", add([]any{gate}, "spec", "schedulingGates"))
 }
 
-// job suspends a job.
-func job(_ context.Context, req admission.Request) admission.Response {
-	if req.Operation != admissionv1.Create {
-		return admission.Allowed("")
+func governed(p *corev1.Pod, known Jobs) bool {
+	if p.Labels[controller.QueueLabel] != "" {
+		return true
 	}
-	u := &unstructured.Unstructured{}
-	if err := u.UnmarshalJSON(req.Object.Raw); err != nil {
-		return admission.Errored(http.StatusBadRequest, err)
+	owner := metav1.GetControllerOf(p)
+	if owner == nil {
+		return false
 	}
-	kind := jobs.Find(u.GetAPIVersion(), u.GetKind())
-	if kind == nil || kind.Suspended(u) {
-		return admission.Allowed("")
+	kind := known.Kinds().Find(owner.APIVersion, owner.Kind)
+	return kind != nil && !kind.CanSuspend() && known.Governed(owner)
+}
+
+// suspendJobs suspends jobs that name a queue. What a governed job is made of is
+// left to its controller.
+func suspendJobs(known Jobs) admission.HandlerFunc {
+	return func(_ context.Context, req admission.Request) admission.Response {
+		if req.Operation != admissionv1.Create {
+			return admission.Allowed("")
+		}
+		u := &unstructured.Unstructured{}
+		if err := u.UnmarshalJSON(req.Object.Raw); err != nil {
+			return admission.Errored(http.StatusBadRequest, err)
+		}
+		kind := known.Kinds().Find(u.GetAPIVersion(), u.GetKind())
+		if kind == nil || controller.QueueOf(kind, u) == "" {
+			return admission.Allowed("")
+		}
+		if owner := metav1.GetControllerOf(u); owner != nil && known.Governed(owner) {
+			return admission.Allowed("")
+		}
+		if err := kind.Check(u); err != nil {
+			return admission.Denied("it names a queue, but cannot be governed: " + err.Error())
+		}
+		if !kind.CanSuspend() || kind.Suspended(u) {
+			return admission.Allowed("")
+		}
+		return admission.Patched("", addDeep(u, true, kind.SuspendPath())...)
 	}
-	return admission.Patched("", add(true, kind.Suspend...))
 }
 
 // claims puts tickets on claims that the scheduler makes for extended resources,
@@ -144,6 +180,20 @@ func claims(tickets Tickets, schedulerUsers []string) admission.HandlerFunc {
 // Patches are written by hand, not found by comparing: an object that goes
 // through the types of this program loses the fields that a newer API server
 // knows.
+
+// addDeep adds a field of an object together with the parents that it lacks.
+func addDeep(u *unstructured.Unstructured, value any, path []string) []jsonpatch.JsonPatchOperation {
+	for i := 1; i < len(path); i++ {
+		if _, there, err := unstructured.NestedMap(u.Object, path[:i]...); err == nil && there {
+			continue
+		}
+		for j := len(path) - 1; j >= i; j-- {
+			value = map[string]any{path[j]: value}
+		}
+		return []jsonpatch.JsonPatchOperation{add(value, path[:i]...)}
+	}
+	return []jsonpatch.JsonPatchOperation{add(value, path...)}
+}
 
 func add(value any, path ...string) jsonpatch.JsonPatchOperation {
 	return jsonpatch.NewOperation("add", pointer(path...), value)

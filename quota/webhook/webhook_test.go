@@ -9,10 +9,12 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/sluice-gpu/sluice/quota/hami"
+	"github.com/sluice-gpu/sluice/quota/jobs"
 	"github.com/sluice-gpu/sluice/quota/pricing"
 	"github.com/sluice-gpu/sluice/quota/ticket"
 )
@@ -23,6 +25,16 @@ type oneTicket struct{}
 func (oneTicket) BornWith(*resourceapi.ResourceClaim) (*ticket.Ticket, error) {
 	return &ticket.Ticket{Workload: "w", Price: pricing.Price{Devices: 1}, Pools: []string{"n1"}}, nil
 }
+
+// someJobs governs jobs below those named so.
+type someJobs map[string]bool
+
+func (someJobs) Kinds() *jobs.Table {
+	t, _ := jobs.NewTable()
+	return t
+}
+
+func (s someJobs) Governed(owner *metav1.OwnerReference) bool { return s[owner.Name] }
 
 // patches are what a handler changes of an object, as JSON; "" for nothing.
 func patches(t *testing.T, h admission.HandlerFunc, user, object string) string {
@@ -48,6 +60,8 @@ func patches(t *testing.T, h admission.HandlerFunc, user, object string) string 
 func TestGatesAreClosedAtCreation(t *testing.T) {
 	const scheduler, keeper = "system:kube-scheduler", "system:serviceaccount:kube-system:resource-claim-controller"
 	claim := claims(oneTicket{}, []string{scheduler})
+	known := someJobs{"governed": true}
+	pod, job := gatePods(known), suspendJobs(known)
 	for _, tc := range []struct {
 		name    string
 		handler admission.HandlerFunc
@@ -58,8 +72,15 @@ func TestGatesAreClosedAtCreation(t *testing.T) {
 		{"a labelled pod is gated", pod, "u", `{"metadata":{"labels":{"kueue.x-k8s.io/queue-name":"q"}},"spec":{"containers":[]}}`, "quota.sluice.dev/admission"},
 		{"a pod on a node of its own choice cannot be", pod, "u", `{"metadata":{"labels":{"kueue.x-k8s.io/queue-name":"q"}},"spec":{"nodeName":"n","containers":[]}}`, ""},
 		{"an unlabelled pod is left alone", pod, "u", `{"metadata":{},"spec":{"containers":[]}}`, ""},
-		{"a job is suspended", job, "u", `{"apiVersion":"batch/v1","kind":"Job","metadata":{"name":"j"},"spec":{}}`, `/spec/suspend`},
-		{"a suspended job is left alone", job, "u", `{"apiVersion":"batch/v1","kind":"Job","metadata":{"name":"j"},"spec":{"suspend":true}}`, ""},
+		{"a pod of a governed job without suspension is gated", pod, "u", `{"metadata":{"ownerReferences":[{"apiVersion":"batch.volcano.sh/v1alpha1","kind":"Job","name":"governed","controller":true}]},"spec":{"containers":[]}}`, "quota.sluice.dev/admission"},
+		{"one of another such job is not", pod, "u", `{"metadata":{"ownerReferences":[{"apiVersion":"batch.volcano.sh/v1alpha1","kind":"Job","name":"other","controller":true}]},"spec":{"containers":[]}}`, ""},
+		{"a job is suspended", job, "u", `{"apiVersion":"batch/v1","kind":"Job","metadata":{"name":"j","labels":{"kueue.x-k8s.io/queue-name":"q"}},"spec":{"template":{"spec":{}}}}`, `/spec/suspend`},
+		{"a job with the label on its template too", job, "u", `{"apiVersion":"batch/v1","kind":"Job","metadata":{"name":"j"},"spec":{"template":{"metadata":{"labels":{"kueue.x-k8s.io/queue-name":"q"}},"spec":{}}}}`, `/spec/suspend`},
+		{"a job of another kind is suspended where that kind wants it", job, "u", `{"apiVersion":"kubeflow.org/v1","kind":"PyTorchJob","metadata":{"name":"j","labels":{"kueue.x-k8s.io/queue-name":"q"}},"spec":{"pytorchReplicaSpecs":{"Master":{"template":{"spec":{}}}}}}`, `{"op":"add","path":"/spec/runPolicy","value":{"suspend":true}}`},
+		{"a job without a queue is left alone", job, "u", `{"apiVersion":"batch/v1","kind":"Job","metadata":{"name":"j"},"spec":{"template":{"spec":{}}}}`, ""},
+		{"a job of a governed one is left alone", job, "u", `{"apiVersion":"ray.io/v1","kind":"RayCluster","metadata":{"name":"j","labels":{"kueue.x-k8s.io/queue-name":"q"},"ownerReferences":[{"apiVersion":"ray.io/v1","kind":"RayJob","name":"governed","controller":true}]},"spec":{}}`, ""},
+		{"a kind that cannot be suspended is left alone", job, "u", `{"apiVersion":"batch.volcano.sh/v1alpha1","kind":"Job","metadata":{"name":"j","labels":{"kueue.x-k8s.io/queue-name":"q"}},"spec":{"tasks":[{"name":"t","template":{"spec":{}}}]}}`, ""},
+		{"a suspended job is left alone", job, "u", `{"apiVersion":"batch/v1","kind":"Job","metadata":{"name":"j","labels":{"kueue.x-k8s.io/queue-name":"q"}},"spec":{"suspend":true,"template":{"spec":{}}}}`, ""},
 		{"the scheduler's claim gets its ticket", claim, scheduler, `{"metadata":{"annotations":{"resource.kubernetes.io/extended-resource-claim":"true"}},"spec":{}}`, "ticket-pools"},
 		{"nobody else's does", claim, "u", `{"metadata":{"annotations":{"resource.kubernetes.io/extended-resource-claim":"true"}},"spec":{}}`, ""},
 		{"a ticket from a template is taken off", claim, keeper, `{"metadata":{"annotations":{"note":"x","quota.sluice.dev/ticket":"forged"}},"spec":{}}`, "remove"},
@@ -73,8 +94,23 @@ func TestGatesAreClosedAtCreation(t *testing.T) {
 	}
 }
 
+func TestAJobThatNamesAQueueAndCannotBeGovernedIsRefused(t *testing.T) {
+	for name, object := range map[string]string{
+		"spec.shutdownAfterJobFinishes: true": `{"apiVersion":"ray.io/v1","kind":"RayJob","metadata":{"name":"j","labels":{"kueue.x-k8s.io/queue-name":"q"}},"spec":{"rayClusterSpec":{"headGroupSpec":{"template":{}}}}}`,
+		"has 0 sets of pods":                  `{"apiVersion":"kubeflow.org/v1","kind":"PyTorchJob","metadata":{"name":"j","labels":{"kueue.x-k8s.io/queue-name":"q"}},"spec":{}}`,
+	} {
+		response := suspendJobs(someJobs{})(context.Background(), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
+			Operation: admissionv1.Create, Object: runtime.RawExtension{Raw: []byte(object)},
+		}})
+		if response.Allowed || !strings.Contains(response.Result.Message, name) {
+			t.Errorf("%s: allowed %v, %v", name, response.Allowed, response.Result)
+		}
+	}
+}
+
 func TestFieldsOfANewerAPIServerAreLeftAlone(t *testing.T) {
 	claim := claims(oneTicket{}, []string{"scheduler"})
+	pod, job := gatePods(someJobs{}), suspendJobs(someJobs{})
 	for name, tc := range map[string]struct {
 		handler  admission.HandlerFunc
 		object   string
@@ -82,7 +118,7 @@ func TestFieldsOfANewerAPIServerAreLeftAlone(t *testing.T) {
 	}{
 		"pod":                {pod, `{"metadata":{"labels":{"kueue.x-k8s.io/queue-name":"q"},"newer":{"a":1}},"spec":{"containers":[{"newer":true}],"newer":[1]}}`, `[{"op":"add","path":"/spec/schedulingGates","value":[{"name":"quota.sluice.dev/admission"}]}]`},
 		"pod with a gate":    {pod, `{"metadata":{"labels":{"kueue.x-k8s.io/queue-name":"q"}},"spec":{"schedulingGates":[{"name":"x","newer":1}]}}`, `[{"op":"add","path":"/spec/schedulingGates/-","value":{"name":"quota.sluice.dev/admission"}}]`},
-		"job":                {job, `{"apiVersion":"batch/v1","kind":"Job","metadata":{"name":"j"},"spec":{"newer":1}}`, `[{"op":"add","path":"/spec/suspend","value":true}]`},
+		"job":                {job, `{"apiVersion":"batch/v1","kind":"Job","metadata":{"name":"j","labels":{"kueue.x-k8s.io/queue-name":"q"}},"spec":{"newer":1,"template":{"spec":{}}}}`, `[{"op":"add","path":"/spec/suspend","value":true}]`},
 		"claim":              {claim, `{"metadata":{"annotations":{"resource.kubernetes.io/extended-resource-claim":"true"},"newer":1},"spec":{"newer":1}}`, `{"op":"add","path":"/metadata/annotations/quota.sluice.dev~1ticket","value":"w"}`},
 		"claim with forgery": {claim, `{"metadata":{"annotations":{"quota.sluice.dev/ticket":"x"}},"spec":{"newer":1}}`, `[{"op":"remove","path":"/metadata/annotations/quota.sluice.dev~1ticket"}]`},
 	} {
@@ -104,7 +140,7 @@ func (templatesByContent) Template(_ context.Context, _ string, spec *resourceap
 }
 
 func TestHAMiLimitsAreReplacedByClaimsInPlace(t *testing.T) {
-	got := patches(t, translating(templatesByContent{}, pod), "u", `{"metadata":{"labels":{"kueue.x-k8s.io/queue-name":"q"}},"spec":{"newer":1,"resourceClaims":[{"name":"nic","newer":1}],
+	got := patches(t, translating(templatesByContent{}, gatePods(someJobs{})), "u", `{"metadata":{"labels":{"kueue.x-k8s.io/queue-name":"q"}},"spec":{"newer":1,"resourceClaims":[{"name":"nic","newer":1}],
 		"initContainers":[{"name":"i","resources":{"limits":{"nvidia.com/gpumem":"1000"},"requests":{"nvidia.com/gpumem":"1000"}}}],
 		"containers":[{"name":"c","newer":1,"resources":{"claims":[{"name":"nic"}],"limits":{"cpu":"1","nvidia.com/gpu":"1","nvidia.com/gpumem":"3000"}}}]}}`)
 	for _, want := range []string{

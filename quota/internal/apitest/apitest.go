@@ -245,7 +245,10 @@ users: [{name: u, user: {token: %q}}]
 
 func (s *Server) path(name string) string { return filepath.Join(s.dir, name) }
 
-func (s *Server) run(name string, args ...string) error {
+func (s *Server) run(name string, args ...string) error { return s.runWith(name, nil, args...) }
+
+// runWith runs a binary with more in its environment.
+func (s *Server) runWith(name string, env []string, args ...string) error {
 	binary, err := Binary(name)
 	if err != nil {
 		return err
@@ -257,6 +260,7 @@ func (s *Server) run(name string, args ...string) error {
 	defer log.Close()
 	c := exec.Command(binary, args...)
 	c.Stdout, c.Stderr = log, log
+	c.Env = append(os.Environ(), env...)
 	// A test binary that is killed takes its servers with it.
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := c.Start(); err != nil {

@@ -23,3 +23,31 @@ app.kubernetes.io/component: {{ .component }}
 {{- define "sluice.image" -}}
 {{- printf "%s:%s" .image.repository (default .root.Chart.AppVersion .image.tag) -}}
 {{- end }}
+
+{{/* Kinds of jobs, as quota/jobs knows them, and those that the configuration describes: a list of {group, versions, resource, suspend}. A test keeps it equal to that table. */}}
+{{- define "sluice.jobKinds" -}}
+- {group: batch, versions: [v1], resource: jobs, kind: Job, suspend: spec.suspend}
+- {group: jobset.x-k8s.io, versions: [v1alpha2], resource: jobsets, kind: JobSet, suspend: spec.suspend}
+- {group: kubeflow.org, versions: [v1], resource: pytorchjobs, kind: PyTorchJob, suspend: spec.runPolicy.suspend}
+- {group: kubeflow.org, versions: [v1], resource: tfjobs, kind: TFJob, suspend: spec.runPolicy.suspend}
+- {group: kubeflow.org, versions: [v1], resource: xgboostjobs, kind: XGBoostJob, suspend: spec.runPolicy.suspend}
+- {group: kubeflow.org, versions: [v1], resource: paddlejobs, kind: PaddleJob, suspend: spec.runPolicy.suspend}
+- {group: kubeflow.org, versions: [v1], resource: jaxjobs, kind: JAXJob, suspend: spec.runPolicy.suspend}
+- {group: kubeflow.org, versions: [v2beta1, v1], resource: mpijobs, kind: MPIJob, suspend: spec.runPolicy.suspend}
+- {group: ray.io, versions: [v1], resource: rayjobs, kind: RayJob, suspend: spec.suspend}
+- {group: ray.io, versions: [v1], resource: rayclusters, kind: RayCluster, suspend: spec.suspend}
+- {group: batch.volcano.sh, versions: [v1alpha1], resource: jobs, kind: Job, suspend: ""}
+{{- range .Values.quota.config.jobKinds }}
+- {group: {{ .group }}, versions: [{{ .version }}], resource: {{ .resource }}, kind: {{ .kind }}, suspend: {{ .suspend | default "" | quote }}}
+{{- end }}
+{{- end }}
+
+{{/* Rules that match jobs of all kinds at the given operations: call with (dict "root" . "operations" (list "UPDATE")). */}}
+{{- define "sluice.jobRules" -}}
+{{- range include "sluice.jobKinds" .root | fromYamlArray }}
+- apiGroups: [{{ .group }}]
+  apiVersions: {{ $.versions | default .versions | toJson }}
+  operations: {{ $.operations | toJson }}
+  resources: [{{ .resource }}{{ if $.status }}, {{ .resource }}/status{{ end }}]
+{{- end }}
+{{- end }}
