@@ -15,7 +15,9 @@
 // dies at any point leaves a record from which the next one goes on. It never
 // touches an instance that somebody else made: before its compute instance is
 // gone ours keeps its place, and a GPU instance is destroyed only while it has
-// no compute instance, which the card itself sees to.
+// no compute instance, which the card itself sees to. (An empty one, made by
+// hand in the very place and of the profile that a dead process was about to
+// use, would be taken for ours. Nothing can run in it.)
 //
 // It decides nothing about who gets what. Its caller, the kubelet plugin, holds
 // the checkpoint's lock in every call.
