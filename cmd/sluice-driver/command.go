@@ -65,7 +65,8 @@ func newCommand() *cobra.Command {
 		Long: `sluice-driver is the kubelet plugin of Sluice (DRA driver ` + driver.Name + `).
 
 It publishes one shareable device for each card of the node, with memory and
-cores as capacities, and one device for monitoring all of them. For each claim
+cores as capacities, or one for each instance of a card in MIG mode, and one
+device for monitoring all of them. For each claim
 that the scheduler gives to a pod of this node it writes a CDI spec, with which
 the container runtime opens the cards, and the files that hold each container
 to its part. What the cards are cut into is told by --config.
