@@ -66,10 +66,10 @@ func newCommand() *cobra.Command {
 
 It publishes one shareable device for each card of the node, with memory and
 cores as capacities, or one for each instance of a card in MIG mode, and one
-device for monitoring all of them. For each claim
-that the scheduler gives to a pod of this node it writes a CDI spec, with which
-the container runtime opens the cards, and the files that hold each container
-to its part. What the cards are cut into is told by --config.
+device for monitoring all of them. For each claim that the scheduler gives to a
+pod of this node it writes a CDI spec, with which the container runtime opens
+the cards, and the files that hold each container to its part. What the cards
+are cut into is told by --config.
 
 It serves /healthz, /readyz and /metrics at --listen. It needs the kubelet's
 plugin folders, the CDI folder and the NVIDIA driver's files from the host, and

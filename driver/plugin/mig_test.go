@@ -147,8 +147,8 @@ func TestAfterARebootInstancesAreMadeAnewAndOthersLeftAlone(t *testing.T) {
 	n.reboot("boot-2")
 	n.lib = gputest.New(gpus.A100_SXM4_80GB)
 	n.lib.Partition(0, true)
-	n.lib.Make(0, nvml.GPU_INSTANCE_PROFILE_3_SLICE, 0) // the administrator's, where ours was, with its number
 	n.lib.Make(0, nvml.GPU_INSTANCE_PROFILE_1_SLICE, 6)
+	n.lib.Make(0, nvml.GPU_INSTANCE_PROFILE_3_SLICE, 0) // the administrator's, where ours was, with its number
 	n.cards.Close()
 	d = n.start()
 	n.instances("2@0+")
