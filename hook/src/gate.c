@@ -148,7 +148,8 @@ static void learn(struct gate *g, const struct gate_sample *s, uint64_t busy, ui
     uint64_t ratio = clamp64((uint64_t)((double)busy * MILLION / (double)expected), MILLION / 8, MILLION * 8);
     if (ratio > 4 * MILLION || ratio < MILLION / 4)
         forget_kernels(g, now);
-    g->scale = clamp64((3 * g->scale + parts(g->scale, ratio)) / 4, MILLION / 8, MILLION * 16);
+    /* Others' turns make work longer than it is; nothing makes it shorter. */
+    g->scale = clamp64((3 * g->scale + parts(g->scale, ratio)) / 4, MILLION, MILLION * 16);
 }
 
 static inline uint64_t expected(const struct gate *g, uint64_t cost)

@@ -52,7 +52,7 @@ CUresult launch_begin_on(struct launch *l, struct card *c, const void *what, uns
     return CUDA_SUCCESS;
 }
 
-CUresult launch_begin_slowly(struct launch *l, const void *what, unsigned x, unsigned y, unsigned z, CUstream named)
+CUresult launch_begin(struct launch *l, const void *what, unsigned x, unsigned y, unsigned z, CUstream named)
 {
     CUdevice device = 0;
     CUresult r = process_enter();

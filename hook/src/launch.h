@@ -1,21 +1,35 @@
 /*
  * Around every launch:
  *
- *     if (launch_free())
- *         return REAL(cuLaunchKernel)(...);
+ *     if (launch_quick())
+ *         return NOW(cuLaunchKernel)(...);
+ *     if (launch_free() || launch_pass(f, gx, gy, gz, stream))
+ *         return NOW(cuLaunchKernel)(...);
  *     struct launch l;
  *     CUresult r = launch_begin(&l, f, gx, gy, gz, stream);
  *     return r ? r : launch_end(&l, REAL(cuLaunchKernel)(...));
+ *
+ * in three functions: each of the first two calls nothing but the driver and
+ * the next one, at its end, so that the compiler makes jumps of the calls, and
+ * the arguments stay where they are.
  */
 #ifndef SLUICE_LAUNCH_H
 #define SLUICE_LAUNCH_H
 
 #include "process.h"
+#include "real.h"
 
 struct launch {
     struct gate *gate; /* 0: nothing to do after it */
     struct gate_launch passage;
 };
+
+/* There is one limited card at most, and it is not held to a rate now. */
+static inline bool launch_quick(void)
+{
+    const uint32_t *first = __atomic_load_n(&process->gated[0], __ATOMIC_ACQUIRE);
+    return first && !__atomic_load_n(first, __ATOMIC_RELAXED) && process->gates == 1;
+}
 
 /* No card of this process is held to a rate now. */
 static inline bool launch_free(void)
@@ -29,17 +43,24 @@ static inline bool launch_free(void)
     return true;
 }
 
-/* Not SUCCESS: refused, return it. */
-CUresult launch_begin_slowly(struct launch *l, const void *what, unsigned x, unsigned y, unsigned z, CUstream named);
+/* The driver's function, of a process that is attached: it is looked up. */
+#define NOW(name) ((type_##name)__atomic_load_n(&real_functions[FN_##name], __ATOMIC_RELAXED))
 
-static inline CUresult launch_begin(struct launch *l, const void *what, unsigned x, unsigned y, unsigned z, CUstream named)
+/* The launch is held to a rate and may go on at once. */
+static inline bool launch_pass(const void *what, unsigned x, unsigned y, unsigned z, CUstream named)
 {
     struct gate *g = __atomic_load_n(&process->card[0].gate, __ATOMIC_ACQUIRE);
-    l->gate = 0;
-    if (__builtin_expect(g && process->cards == 1 && gate_pass(g, gate_key(g, what, x, y, z), named), 1))
-        return CUDA_SUCCESS;
-    return launch_begin_slowly(l, what, x, y, z, named);
+    return g && process->cards == 1 && gate_pass(g, gate_key(g, what, x, y, z), named);
 }
+
+/* A stream by the name that the legacy functions know it by. */
+static inline CUstream launch_stream(CUstream stream, CUstream unnamed)
+{
+    return stream ? stream : unnamed;
+}
+
+/* Not SUCCESS: refused, return it. */
+CUresult launch_begin(struct launch *l, const void *what, unsigned x, unsigned y, unsigned z, CUstream named);
 
 /* The same for a launch on a card that is not the current context's. */
 CUresult launch_begin_on(struct launch *l, struct card *c, const void *what, unsigned x, unsigned y, unsigned z,

@@ -27,7 +27,7 @@ var simulator = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	program := filepath.Join(dir, "gate_sim")
-	args := []string{"-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-I" + hook + "include", "-I" + hook + "src", "-o", program}
+	args := []string{"-std=c11", "-O2", "-fsanitize=undefined", "-fno-sanitize-recover=all", "-Wall", "-Wextra", "-Werror", "-I" + hook + "include", "-I" + hook + "src", "-o", program}
 	// Opened here too, so that the go command sees when they change.
 	for _, f := range []string{"test/gate_sim.c", "src/gate.c", "src/lock.c", "src/files.c"} {
 		if _, err := os.ReadFile(hook + f); err != nil {

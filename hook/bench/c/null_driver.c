@@ -33,7 +33,14 @@ ANSWER(cuMemAlloc_v2, (CUdeviceptr *ptr, size_t bytes),
 ANSWER(cuMemFree_v2, (CUdeviceptr ptr), (void)ptr)
 ANSWER(cuMemGetInfo_v2, (size_t *free, size_t *total), *free = *total = (size_t)80 << 30)
 ANSWER(cuLaunchKernel,
-       (void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+       (CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
         CUstream stream, void **params, void **extra),
        (void)f, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)stream, (void)params,
        (void)extra)
+ANSWER(cuThreadExchangeStreamCaptureMode, (CUstreamCaptureMode *mode), *mode = 0)
+ANSWER(cuStreamIsCapturing, (CUstream stream, CUstreamCaptureStatus *status), *status = 0, (void)stream)
+/* Kernels take 2 us and are done at once. */
+ANSWER(cuEventCreate, (CUevent *event, unsigned flags), *event = (CUevent)(uintptr_t)4096, (void)flags)
+ANSWER(cuEventRecord, (CUevent event, CUstream stream), (void)event, (void)stream)
+ANSWER(cuEventQuery, (CUevent event), (void)event)
+ANSWER(cuEventElapsedTime, (float *ms, CUevent from, CUevent to), *ms = 0.002f, (void)from, (void)to)

@@ -94,6 +94,16 @@ func (r Result) Share(i int, from, to time.Duration) float64 {
 	return 100 * float64(busy) / float64(high-low)
 }
 
+// Began is when the first program of a share first ran on the card.
+func (r Result) Began(i int) (at time.Duration, ok bool) {
+	for _, run := range r.runs { // in order of time
+		if r.pids[i][run.OwnPID] {
+			return time.Duration(int64(run.StartNs) - int64(r.begun)), true
+		}
+	}
+	return 0, false
+}
+
 // Lasted is how long all shares ran together.
 func (r Result) Lasted() time.Duration { return time.Duration(r.until - r.begun) }
 
