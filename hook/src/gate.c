@@ -137,16 +137,21 @@ static void learn(struct gate *g, const struct gate_sample *s, uint64_t busy, ui
     if (s->key) {
         struct gate_kernel *k = gate_kernel(g, s->key);
         uint64_t cost = parts(busy, MILLION * (uint64_t)MILLION / g->scale) + 1;
-        if (k->key == s->key)
-            cost = (3 * k->cost + cost) / 4;
+        g->mean = g->mean ? (15 * g->mean + cost) / 16 : cost;
+        /* A kernel that was long once may be so again: what is expected of it
+         * rises at once and falls slowly. And a short one may be the next time
+         * what launches of this program are on the average. */
+        if (k->key == s->key && cost < k->cost)
+            cost = (7 * k->cost + cost) / 8;
+        if (cost < g->mean / 4)
+            cost = g->mean / 4;
         __atomic_store_n(&k->cost, cost, __ATOMIC_RELAXED);
         __atomic_store_n(&k->key, s->key, __ATOMIC_RELAXED);
-        g->mean = g->mean ? (15 * g->mean + cost) / 16 : cost;
         return;
     }
     uint64_t expected = parts(s->cost, g->scale) + 1;
     uint64_t ratio = clamp64((uint64_t)((double)busy * MILLION / (double)expected), MILLION / 8, MILLION * 8);
-    if (ratio > 4 * MILLION || ratio < MILLION / 4)
+    if (ratio > 4 * MILLION)
         forget_kernels(g, now);
     /* Others' turns make work longer than it is; nothing makes it shorter. */
     g->scale = clamp64((3 * g->scale + parts(g->scale, ratio)) / 4, MILLION, MILLION * 16);

@@ -57,8 +57,9 @@ enum {
 #define GATE_SAMPLE      (GATE_MS / 2)
 /* The bucket holds what is granted in this time, and so does a window. */
 #define GATE_WINDOW (100 * GATE_MS)
-/* The longest that is owed: after a longer kernel the rest is forgiven. */
-#define GATE_DEBT (10000 * GATE_MS)
+/* The longest that a launch waits for what is owed: after a kernel that took
+ * more than is granted in this time the rest is forgiven. */
+#define GATE_DEBT (2000 * GATE_MS)
 /* A grant that is older was left by a node that no longer looks. */
 #define GATE_STALE (2000 * GATE_MS)
 

@@ -12,7 +12,9 @@
  * It launches the kernels in turn, as fast as it may, from START to STOP. The
  * options are sync=N (it waits for the card after every N launches), rest=US
  * (and then does nothing for so long), streams=N (it takes turns between them),
- * and fail (events cannot be recorded).
+ * fail (events cannot be recorded), and
+ * same (all are one kernel with one grid, and how long it takes cannot be told
+ * from that).
  *
  * Every TICK_MS it prints `tick NOW_NS` and for each share the line
  * `BUSY CHARGED THROTTLED ASKED REAL`, and reads for each share what the grant
@@ -45,7 +47,7 @@ struct tenant {
     unsigned share;
     uint64_t start, stop, kernel[KERNELS], rest;
     unsigned kernels, sync, streams;
-    bool fails, ended;
+    bool fails, same, ended;
     struct gate gate;
     struct work queue[QUEUE];
     uint64_t head, tail, spent, wake, arrived[QUEUE];
@@ -216,7 +218,8 @@ static void launch(uint64_t ns, uint64_t n)
     CUstream stream = (CUstream)(uintptr_t)(1 + (t->streams ? n % t->streams : 0));
     uint64_t begun = now;
     if (grants[t->share].core_gated) {
-        uint64_t key = gate_key(g, (void *)(uintptr_t)(ns << 4), (unsigned)ns, 1, 1);
+        unsigned kernel = t->same ? 1 : (unsigned)ns;
+        uint64_t key = gate_key(g, (void *)((uintptr_t)kernel << 4), kernel, 1, 1);
         if (!gate_pass(g, key, stream)) {
             struct gate_launch l;
             gate_enter(g, &l, key, stream);
@@ -305,6 +308,8 @@ static struct tenant *parse(char *text)
             t->streams = (unsigned)atoi(option + 8);
         else if (!strcmp(option, "fail"))
             t->fails = true;
+        else if (!strcmp(option, "same"))
+            t->same = true;
     }
     return t;
 }
@@ -332,17 +337,8 @@ static void simulate(uint64_t end, uint64_t every)
     }
 }
 
-int main(int argc, char **argv)
+static void settle(int argc, char **argv)
 {
-    real_functions[FN_cuEventCreate] = (void *)event_create;
-    real_functions[FN_cuEventRecord] = (void *)event_record;
-    real_functions[FN_cuEventQuery] = (void *)event_query;
-    real_functions[FN_cuEventElapsedTime] = (void *)event_elapsed;
-    real_functions[FN_cuThreadExchangeStreamCaptureMode] = (void *)exchange_mode;
-    real_functions[FN_cuCtxGetCurrent] = (void *)get_current;
-    if (argc < 6)
-        return 2;
-    fifo = !strcmp(argv[1], "fifo");
     share_count = (unsigned)atoi(argv[4]);
     for (unsigned i = 0; i < share_count; i++)
         accounts[i] = calloc(1, sizeof *accounts[i]);
@@ -359,10 +355,29 @@ int main(int argc, char **argv)
         makecontext(&t->self, live, 0);
         tenant_count++;
     }
-    simulate(now + (uint64_t)(atof(argv[2]) * 1e9), (uint64_t)(atof(argv[3]) * 1e6));
+}
+
+static void report(void)
+{
     printf("end\n");
     for (unsigned i = 0; i < tenant_count; i++)
         printf("%llu %llu %llu\n", (unsigned long long)tenants[i]->launches, (unsigned long long)tenants[i]->stall,
                (unsigned long long)tenants[i]->most_queued);
+}
+
+int main(int argc, char **argv)
+{
+    real_functions[FN_cuEventCreate] = (void *)event_create;
+    real_functions[FN_cuEventRecord] = (void *)event_record;
+    real_functions[FN_cuEventQuery] = (void *)event_query;
+    real_functions[FN_cuEventElapsedTime] = (void *)event_elapsed;
+    real_functions[FN_cuThreadExchangeStreamCaptureMode] = (void *)exchange_mode;
+    real_functions[FN_cuCtxGetCurrent] = (void *)get_current;
+    if (argc < 6)
+        return 2;
+    fifo = !strcmp(argv[1], "fifo");
+    settle(argc, argv);
+    simulate(now + (uint64_t)(atof(argv[2]) * 1e9), (uint64_t)(atof(argv[3]) * 1e6));
+    report();
     return 0;
 }
