@@ -138,11 +138,10 @@ static void learn(struct gate *g, const struct gate_sample *s, uint64_t busy, ui
         struct gate_kernel *k = gate_kernel(g, s->key);
         uint64_t cost = parts(busy, MILLION * (uint64_t)MILLION / g->scale) + 1;
         g->mean = g->mean ? (15 * g->mean + cost) / 16 : cost;
-        /* A kernel that was long once may be so again: what is expected of it
-         * rises at once and falls slowly. And a short one may be the next time
-         * what launches of this program are on the average. */
-        if (k->key == s->key && cost < k->cost)
-            cost = (7 * k->cost + cost) / 8;
+        /* One that was short may be the next time what launches of this program
+         * are on the average. */
+        if (k->key == s->key)
+            cost = (3 * k->cost + cost) / 4;
         if (cost < g->mean / 4)
             cost = g->mean / 4;
         __atomic_store_n(&k->cost, cost, __ATOMIC_RELAXED);
