@@ -194,8 +194,9 @@ func clip(p *pricing.Price, r engine.Resource, most engine.Amount) {
 	}
 }
 
-// spent sums the other tickets of a Workload, those that are being written
-// included, and those of the same pod among them.
+// spent sums the other tickets of a Workload, those that are being written and
+// those that pods wait to be born with included, and those of the same pod among
+// them.
 func (c *core) spent(id engine.WorkloadID, ask claimRequest) (all, mine pricing.Price) {
 	for uid, name := range c.charges[id] {
 		claim := c.claims[name]
@@ -210,6 +211,15 @@ func (c *core) spent(id engine.WorkloadID, ask claimRequest) (all, mine pricing.
 		all = all.Add(price)
 		if owner := metav1.GetControllerOf(claim); uid == ask.slot || owner != nil && owner.UID == ask.slot {
 			mine = mine.Add(price)
+		}
+	}
+	for pod := range c.promises[id] {
+		if pod == ask.claim || c.redeemed(pod) {
+			continue
+		}
+		all = all.Add(c.promised[pod].price)
+		if pod == ask.slot {
+			mine = mine.Add(c.promised[pod].price)
 		}
 	}
 	for key, s := range c.writing[id] {

@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"errors"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -69,11 +70,11 @@ func (r *claimReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl
 	a, run := admitted(wl)
 	if !run {
 		if wl.Status.Admission != nil && conditionTrue(wl, kueue.WorkloadEvicted) {
-			err := r.leave(ctx, claim)
+			left, err := r.leave(ctx, claim, wl)
 			if apierrors.IsConflict(err) {
 				return ctrl.Result{RequeueAfter: recheck}, nil
 			}
-			return ctrl.Result{}, err
+			return ctrl.Result{RequeueAfter: left}, err
 		}
 		return ctrl.Result{}, nil
 	}
@@ -173,15 +174,19 @@ func (r *claimReconciler) unused(ctx context.Context, claim *resourceapi.Resourc
 	return client.IgnoreNotFound(r.client.Delete(ctx, wl))
 }
 
-// leave makes the users of an evicted claim go.
-func (r *claimReconciler) leave(ctx context.Context, claim *resourceapi.ResourceClaim) error {
+// leave makes the users of an evicted claim go. The result is how long to wait
+// before that, as the notice asked for is not over.
+func (r *claimReconciler) leave(ctx context.Context, claim *resourceapi.ResourceClaim, wl *kueue.Workload) (time.Duration, error) {
 	if err := r.takeBack(ctx, claim); err != nil {
-		return err
+		return 0, err
 	}
 	r.placeLost(claimWorkload(claim), claim.UID)
+	if left, err := r.notice(ctx, wl); left > 0 || err != nil {
+		return left, err
+	}
 	var pods corev1.PodList
 	if err := r.client.List(ctx, &pods, client.InNamespace(claim.Namespace), client.MatchingFields{podsByClaim: claim.Name}); err != nil {
-		return err
+		return 0, err
 	}
 	for i := range pods.Items {
 		p := &pods.Items[i]
@@ -190,10 +195,10 @@ func (r *claimReconciler) leave(ctx context.Context, claim *resourceapi.Resource
 		}
 		r.event(p, corev1.EventTypeWarning, "Evicted", "Deleted: the Workload of claim %s is evicted", claim.Name)
 		if err := r.client.Delete(ctx, p, client.Preconditions{UID: ptr.To(p.UID)}); client.IgnoreNotFound(err) != nil {
-			return err
+			return 0, err
 		}
 	}
-	return nil
+	return 0, nil
 }
 
 func (r *claimReconciler) open(ctx context.Context, claim *resourceapi.ResourceClaim, wl *kueue.Workload, a *kueue.Admission) error {

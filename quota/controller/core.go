@@ -61,6 +61,10 @@ type core struct {
 	jobs     map[jobRequest]types.UID
 	under    map[types.UID]map[types.UID]struct{}
 	departed map[types.UID]struct{}
+	// promised are birth tickets by their pods, promises the pods by the workload
+	// that pays.
+	promised map[types.UID]promise
+	promises map[engine.WorkloadID]map[types.UID]struct{}
 	podsOf   map[engine.WorkloadID]map[types.UID]*podFact
 
 	// fleets and prices are derived, and dropped when what they are derived from
@@ -76,8 +80,13 @@ type core struct {
 	orderDue bool
 
 	dirty map[engine.WorkloadID]struct{}
-	room  bool
-	kick  chan struct{}
+	// retell says that reasons to wait may be others although nothing was tried:
+	// a queue was stopped, a namespace has other labels. generations are those of
+	// the queues' specs.
+	retell      bool
+	generations map[types.UID]int64
+	room        bool
+	kick        chan struct{}
 	// stale says that statuses of queues may have to be written.
 	stale bool
 	// caughtUp says that everything is known which an earlier leader has written.
@@ -140,33 +149,36 @@ func newCore(c *config.QuotaConfiguration) *core {
 		now:        time.Now,
 		engine:     engine.New(c.Engine(counted...)...),
 		dimensions: c.Pricing(), flavorOrder: c.FlavorOrder,
-		fit:       fit.New(fit.Policy(c.Placement)),
-		rules:     c.Lifecycle(),
-		fair:      c.FairSharing != nil,
-		works:     map[engine.WorkloadID]*work{},
-		checks:    map[string]*kueue.AdmissionCheck{},
-		queues:    map[string]*kueue.ClusterQueue{},
-		flavors:   map[string]*kueue.ResourceFlavor{},
-		nodes:     map[string]*corev1.Node{},
-		slices:    map[string]*resourceapi.ResourceSlice{},
-		templates: map[types.NamespacedName]*resourceapi.ResourceClaimTemplate{},
-		claims:    map[types.NamespacedName]*resourceapi.ResourceClaim{},
-		charges:   map[engine.WorkloadID]map[types.UID]types.NamespacedName{},
-		writing:   map[engine.WorkloadID]map[types.UID]spend{},
-		claimsOf:  map[types.UID]map[types.NamespacedName]*resourceapi.ResourceClaim{},
-		pods:      map[types.UID]*podFact{},
-		podsOf:    map[engine.WorkloadID]map[types.UID]*podFact{},
-		prices:    map[string]priced{},
-		dirty:     map[engine.WorkloadID]struct{}{},
-		kick:      make(chan struct{}, 1),
-		kinds:     c.Jobs(),
-		owners:    map[types.UID]*ownerFact{},
-		jobs:      map[jobRequest]types.UID{},
-		under:     map[types.UID]map[types.UID]struct{}{},
-		departed:  map[types.UID]struct{}{},
-		tell:      func(engine.WorkloadID) {},
-		tellJob:   func(jobRequest) {},
-		tellPod:   func(types.NamespacedName) {},
+		fit:         fit.New(fit.Policy(c.Placement)),
+		rules:       c.Lifecycle(),
+		fair:        c.FairSharing != nil,
+		works:       map[engine.WorkloadID]*work{},
+		checks:      map[string]*kueue.AdmissionCheck{},
+		queues:      map[string]*kueue.ClusterQueue{},
+		flavors:     map[string]*kueue.ResourceFlavor{},
+		nodes:       map[string]*corev1.Node{},
+		slices:      map[string]*resourceapi.ResourceSlice{},
+		templates:   map[types.NamespacedName]*resourceapi.ResourceClaimTemplate{},
+		claims:      map[types.NamespacedName]*resourceapi.ResourceClaim{},
+		charges:     map[engine.WorkloadID]map[types.UID]types.NamespacedName{},
+		writing:     map[engine.WorkloadID]map[types.UID]spend{},
+		claimsOf:    map[types.UID]map[types.NamespacedName]*resourceapi.ResourceClaim{},
+		pods:        map[types.UID]*podFact{},
+		podsOf:      map[engine.WorkloadID]map[types.UID]*podFact{},
+		prices:      map[string]priced{},
+		dirty:       map[engine.WorkloadID]struct{}{},
+		kick:        make(chan struct{}, 1),
+		kinds:       c.Jobs(),
+		owners:      map[types.UID]*ownerFact{},
+		jobs:        map[jobRequest]types.UID{},
+		under:       map[types.UID]map[types.UID]struct{}{},
+		departed:    map[types.UID]struct{}{},
+		tell:        func(engine.WorkloadID) {},
+		tellJob:     func(jobRequest) {},
+		tellPod:     func(types.NamespacedName) {},
+		promised:    map[types.UID]promise{},
+		promises:    map[engine.WorkloadID]map[types.UID]struct{}{},
+		generations: map[types.UID]int64{},
 	}
 }
 

@@ -54,6 +54,14 @@ func (c *core) decide() []engine.Decision {
 			c.tell(d.ID)
 		}
 	}
+	if c.retell {
+		c.retell = false
+		for id, w := range c.works {
+			if w.object != nil && w.object.Status.Admission == nil {
+				c.tell(id)
+			}
+		}
+	}
 	// Those that wait because an equal one does get no decision of their own.
 	for _, id := range asked {
 		c.tell(id)

@@ -32,6 +32,7 @@ func (c *core) saw(object any) {
 	if o, ok := object.(metav1.Object); ok && c.gone.has(o.GetUID()) {
 		return
 	}
+	c.noteSpec(object)
 	switch o := object.(type) {
 	case *kueue.Workload:
 		c.sawWorkload(o)
@@ -39,7 +40,11 @@ func (c *core) saw(object any) {
 		c.queues[o.Name] = o
 		c.applyQueue(o)
 	case *kueue.LocalQueue:
-		c.engine.Apply(engine.LocalQueueChanged{LocalQueue: translate.LocalQueue(o)})
+		q := translate.LocalQueue(o)
+		if o.DeletionTimestamp != nil && q.Stop != engine.HoldAndDrain {
+			q.Stop = engine.Hold
+		}
+		c.engine.Apply(engine.LocalQueueChanged{LocalQueue: q})
 	case *kueue.Cohort:
 		c.engine.Apply(engine.CohortChanged{Cohort: translate.Cohort(o)})
 	case *kueue.ResourceFlavor:
@@ -84,13 +89,29 @@ func (c *core) saw(object any) {
 	c.wake()
 }
 
+// noteSpec notes that reasons to wait may have changed. Statuses of queues are
+// written all the time and change none.
+func (c *core) noteSpec(object any) {
+	switch o := object.(type) {
+	case *kueue.ClusterQueue, *kueue.LocalQueue, *kueue.Cohort:
+		if m, ok := o.(metav1.Object); ok && c.generations[m.GetUID()] != m.GetGeneration() {
+			c.generations[m.GetUID()] = m.GetGeneration()
+			c.retell = true
+		}
+	case *kueue.ResourceFlavor, *kueue.AdmissionCheck, *corev1.Namespace:
+		c.retell = true
+	}
+}
+
 // lost takes in the removal of an object.
 func (c *core) lost(object any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if o, ok := object.(metav1.Object); ok {
 		c.gone.add(o.GetUID(), c.now())
+		delete(c.generations, o.GetUID())
 	}
+	c.noteSpec(object)
 	switch o := object.(type) {
 	case *kueue.Workload:
 		c.lostWorkload(workloadID(o.Namespace, o.Name))
@@ -379,6 +400,7 @@ func (c *core) placePodFact(o *corev1.Pod) {
 		delete(c.podsOf[old.workload], o.UID)
 	}
 	c.pods[o.UID] = f
+	c.sawPromise(o)
 	c.fit.SetPod(o, f.workload)
 	if f.workload != "" {
 		if c.podsOf[f.workload] == nil {
@@ -396,6 +418,7 @@ func (c *core) lostPod(uid types.UID) {
 		return
 	}
 	delete(c.pods, uid)
+	c.lostPromise(uid)
 	delete(c.podsOf[f.workload], uid)
 	if len(c.podsOf[f.workload]) == 0 {
 		delete(c.podsOf, f.workload)

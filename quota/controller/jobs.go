@@ -99,6 +99,9 @@ func (r *jobReconciler) follow(ctx context.Context, kind *jobs.Kind, job *unstru
 		}
 		return ctrl.Result{}, ignoreConflict(r.start(ctx, kind, job, wl, a))
 	case !run && !suspended:
+		if left, err := r.notice(ctx, wl); left > 0 || err != nil {
+			return ctrl.Result{RequeueAfter: left}, err
+		}
 		return ctrl.Result{}, ignoreConflict(r.stop(ctx, kind, job, wl))
 	case !run && jobs.Started(job):
 		return r.restore(ctx, kind, job)

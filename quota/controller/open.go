@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-gpu/sluice/quota/engine"
 	"github.com/sluice-gpu/sluice/quota/hami"
 	"github.com/sluice-gpu/sluice/quota/jobs"
+	"github.com/sluice-gpu/sluice/quota/lifecycle"
 	"github.com/sluice-gpu/sluice/quota/pricing"
 	"github.com/sluice-gpu/sluice/quota/ticket"
 )
@@ -74,10 +75,26 @@ func (r *podReconciler) open(ctx context.Context, pod *corev1.Pod, wl *kueue.Wor
 			return err
 		}
 	}
-	if !HasGate(pod) {
+	birth, err := r.birth(pod, wl, a, set, node)
+	if err != nil {
+		if errors.As(err, new(*overError)) {
+			r.placeLost(workloadID(wl.Namespace, wl.Name), pod.UID)
+		}
+		return err
+	}
+	if !HasGate(pod) && birth == nil {
 		return nil
 	}
-	return r.ungate(ctx, pod, given)
+	err = r.letGo(ctx, pod, wl, given, birth)
+	if birth != nil && (err == nil || surely(err)) {
+		r.written(workloadID(wl.Namespace, wl.Name), claimRequest{claim: pod.UID})
+	}
+	return err
+}
+
+// surely says whether a write that failed is known not to have been done.
+func surely(err error) bool {
+	return apierrors.ReasonForError(err) != metav1.StatusReasonUnknown && !apierrors.IsTimeout(err) && !apierrors.IsServerTimeout(err) && !apierrors.IsInternalError(err)
 }
 
 // affordable asks, before a pod takes a place, whether its admission pays for
@@ -93,7 +110,7 @@ func (r *podReconciler) affordable(pod *corev1.Pod, wl *kueue.Workload, a *kueue
 			asks = append(asks, claimRequest{claim: claim.UID, slot: pod.UID, devices: claim.Spec.Devices})
 		}
 	}
-	if extended, _ := pricing.ExtendedResources(&pod.Spec, r.fit.Classes()); extended != nil && pod.Status.ExtendedResourceClaimStatus == nil && !r.born(pod.UID) {
+	if extended, _ := pricing.ExtendedResources(&pod.Spec, r.fit.Classes()); extended != nil && pod.Status.ExtendedResourceClaimStatus == nil && birthTicket(pod) == nil && !r.born(pod.UID) {
 		asks = append(asks, claimRequest{claim: pod.UID, slot: pod.UID, devices: *extended})
 	}
 	var sum pricing.Price
@@ -125,18 +142,53 @@ func (c *core) born(pod types.UID) bool {
 	return false
 }
 
-// ungate removes the gate and adds what the flavors need, in one update that
-// fails if the pod has changed.
-func (r *podReconciler) ungate(ctx context.Context, pod *corev1.Pod, given *kueue.PodSetAssignment) error {
+// letGo removes the gate, adds what the flavors need and what admission checks
+// ask for, and notes the ticket of a claim that the scheduler will make, in one
+// update. A pod that came without the gate gets the ticket alone: the API server
+// lets nothing else be added.
+func (r *podReconciler) letGo(ctx context.Context, pod *corev1.Pod, wl *kueue.Workload, given *kueue.PodSetAssignment, birth *ticket.Ticket) error {
+	before := pod.DeepCopy()
+	pod = pod.DeepCopy()
+	if birth != nil {
+		text, err := encodeBirth(birth)
+		if err != nil {
+			return err
+		}
+		metav1.SetMetaDataAnnotation(&pod.ObjectMeta, BirthAnnotation, text)
+	}
+	if HasGate(pod) {
+		if err := r.ungate(pod, wl, given); err != nil {
+			return err
+		}
+	}
+	// The status patch before has moved the version; what guards this one is
+	// the list of gates, which nobody else may change.
+	if err := r.client.Patch(ctx, pod, client.MergeFrom(before), client.FieldOwner(FieldOwner)); err != nil {
+		return err
+	}
+	r.saw(pod.DeepCopy())
+	return nil
+}
+
+// ungate removes the gate from a pod in memory, and puts into it what its
+// admission adds.
+func (r *podReconciler) ungate(pod *corev1.Pod, wl *kueue.Workload, given *kueue.PodSetAssignment) error {
 	labels, tolerations, err := r.flavorPlacement(given)
 	if err != nil {
 		return err
 	}
-	before := pod.DeepCopy()
-	pod = pod.DeepCopy()
 	r.mu.Lock()
 	pod.Spec = *r.withShared(pod.Namespace, &pod.Spec)
 	r.mu.Unlock()
+	more := lifecycle.Updates(wl, string(given.Name))
+	maps.Copy(labels, more.NodeSelector)
+	tolerations = append(tolerations, more.Tolerations...)
+	for k, v := range more.Labels {
+		metav1.SetMetaDataLabel(&pod.ObjectMeta, k, v)
+	}
+	for k, v := range more.Annotations {
+		metav1.SetMetaDataAnnotation(&pod.ObjectMeta, k, v)
+	}
 	pod.Spec.SchedulingGates = slices.DeleteFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool { return g.Name == Gate })
 	if len(labels) > 0 {
 		pod.Spec.NodeSelector = maps.Clone(pod.Spec.NodeSelector)
@@ -148,15 +200,8 @@ func (r *podReconciler) ungate(ctx context.Context, pod *corev1.Pod, given *kueu
 	pod.Spec.Tolerations = jobs.AddTolerations(pod.Spec.Tolerations, tolerations)
 	if pod.Labels[GroupLabel] != "" {
 		// Its set follows from its spec, which changes here.
-		pod.Labels = maps.Clone(pod.Labels)
-		pod.Labels[PodSetLabel] = string(given.Name)
+		metav1.SetMetaDataLabel(&pod.ObjectMeta, PodSetLabel, string(given.Name))
 	}
-	// The status patch before has moved the version; what guards this one is
-	// the list of gates, which nobody else may change.
-	if err := r.client.Patch(ctx, pod, client.MergeFrom(before), client.FieldOwner(FieldOwner)); err != nil {
-		return err
-	}
-	r.saw(pod.DeepCopy())
 	return nil
 }
 
@@ -266,7 +311,7 @@ func (s *sources) issue(ctx context.Context, claim *resourceapi.ResourceClaim, w
 	}
 	maps.Copy(claim.Annotations, t.Annotations())
 	if err := s.client.Update(ctx, claim, client.FieldOwner(FieldOwner)); err != nil {
-		if apierrors.ReasonForError(err) != metav1.StatusReasonUnknown && !apierrors.IsTimeout(err) && !apierrors.IsServerTimeout(err) && !apierrors.IsInternalError(err) {
+		if surely(err) {
 			// Refused for certain. Otherwise it may have been written, and counts
 			// until that is known.
 			s.written(id, ask)

@@ -39,9 +39,7 @@ func (c *core) tellEngine(w *work) {
 		return
 	}
 	if conditionTrue(wl, kueue.WorkloadFinished) {
-		if !c.holds(w.id) {
-			c.forget(w.id)
-		}
+		// It is forgotten when its finalizer is off.
 		return
 	}
 	ask := engine.Workload{
@@ -83,6 +81,10 @@ func (c *core) tellEngine(w *work) {
 func (c *core) podSet(wl *kueue.Workload, set *kueue.PodSet) (engine.PodSet, fit.PodSet, error) {
 	asks, err := c.asks(wl, &set.Template)
 	spec := asks.spec
+	if more := lifecycle.Updates(wl, string(set.Name)); len(more.NodeSelector)+len(more.Tolerations) > 0 {
+		changed := lifecycle.With(*spec, more)
+		spec = &changed
+	}
 	to := engine.PodSet{Name: string(set.Name), Count: set.Count, MinCount: ptr.Deref(set.MinCount, 0), Requests: engine.Amounts{}}
 	place := fit.PodSet{Name: string(set.Name), Spec: *c.withShared(wl.Namespace, spec), Claims: asks.made}
 	if err != nil {

@@ -50,6 +50,7 @@ type Controller struct {
 	core  *core
 	ready <-chan struct{}
 	pulse *pulse
+	live  client.Reader
 	// templates are those that limits of pods become.
 	templates *templates
 }
@@ -135,7 +136,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, cfg *config.QuotaConfiguration
 	if err := mgr.Add(limits); err != nil {
 		return nil, err
 	}
-	if err := mgr.Add(newStatuses(c, mgr.GetClient(), m)); err != nil {
+	if err := mgr.Add(newStatuses(c, mgr.GetClient(), m, recorder)); err != nil {
 		return nil, err
 	}
 
@@ -180,7 +181,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, cfg *config.QuotaConfiguration
 	}
 	p := &pulse{}
 	p.watch(ctx, c, time.Second)
-	return &Controller{core: c, ready: ready, pulse: p, templates: limits}, nil
+	return &Controller{core: c, live: mgr.GetAPIReader(), ready: ready, pulse: p, templates: limits}, nil
 }
 
 // String draws the queues and what they use, for people who look for a fault.

@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"errors"
 	"math"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
@@ -37,10 +39,14 @@ type statuses struct {
 	// shown are the queues that have gauges.
 	shownQueues map[string]bool
 	shownLocals map[types.NamespacedName]bool
+	recorder    events.EventRecorder
+	// told are the users of a flavor that is being deleted, as the last event on
+	// it named them.
+	told map[string][]string
 }
 
-func newStatuses(c *core, api client.Client, m *metrics) *statuses {
-	return &statuses{core: c, client: api, metrics: m, limit: rate.NewLimiter(statusesPerSecond, 2*statusesPerSecond)}
+func newStatuses(c *core, api client.Client, m *metrics, recorder events.EventRecorder) *statuses {
+	return &statuses{core: c, recorder: recorder, told: map[string][]string{}, client: api, metrics: m, limit: rate.NewLimiter(statusesPerSecond, 2*statusesPerSecond)}
 }
 
 // NeedLeaderElection implements manager.LeaderElectionRunnable.
@@ -86,15 +92,28 @@ func (s *statuses) writeAll(ctx context.Context) error {
 		return err
 	}
 	s.forgetGone(queues.Items, locals.Items)
-	counts := s.count()
+	var flavors kueue.ResourceFlavorList
+	if err := s.client.List(ctx, &flavors); err != nil {
+		return err
+	}
+	counts, u := s.count(), s.users()
 	var last error
 	for i := range queues.Items {
-		if err := s.clusterQueue(ctx, &queues.Items[i], counts); err != nil {
+		q := &queues.Items[i]
+		who := u.queues[q.Name]
+		if err := errors.Join(s.clusterQueue(ctx, q, counts, who), s.keep(ctx, q.DeepCopy(), who)); err != nil {
 			last = err
 		}
 	}
 	for i := range locals.Items {
-		if err := s.localQueue(ctx, &locals.Items[i], counts); err != nil {
+		q := &locals.Items[i]
+		who := u.locals[client.ObjectKeyFromObject(q)]
+		if err := errors.Join(s.localQueue(ctx, q, counts, who), s.keep(ctx, q.DeepCopy(), who)); err != nil {
+			last = err
+		}
+	}
+	for i := range flavors.Items {
+		if err := s.flavor(ctx, flavors.Items[i].DeepCopy(), u); err != nil {
 			last = err
 		}
 	}
@@ -209,7 +228,7 @@ func (s *statuses) write(ctx context.Context, o client.Object, before, after any
 	return client.IgnoreNotFound(s.client.Status().Update(ctx, o, client.FieldOwner(FieldOwner)))
 }
 
-func (s *statuses) clusterQueue(ctx context.Context, q *kueue.ClusterQueue, all counts) error {
+func (s *statuses) clusterQueue(ctx context.Context, q *kueue.ClusterQueue, all counts, users []string) error {
 	s.mu.Lock()
 	known, ok := s.engine.QueueStatus(engine.QueueName(q.Name))
 	why := s.unready(q)
@@ -251,6 +270,9 @@ func (s *statuses) clusterQueue(ctx context.Context, q *kueue.ClusterQueue, all 
 		if why.reason != "" {
 			condition.Reason = why.reason
 		}
+		if q.DeletionTimestamp != nil {
+			condition.Message = "It is being deleted, and goes when nothing is in use any more by " + named(users)
+		}
 	}
 	meta.SetStatusCondition(&st.Conditions, condition)
 	s.metrics.queue(q, known, t)
@@ -286,7 +308,7 @@ func unit(r engine.Resource) float64 {
 	return 1
 }
 
-func (s *statuses) localQueue(ctx context.Context, q *kueue.LocalQueue, all counts) error {
+func (s *statuses) localQueue(ctx context.Context, q *kueue.LocalQueue, all counts, users []string) error {
 	t := all.local(types.NamespacedName{Namespace: q.Namespace, Name: q.Name})
 	s.mu.Lock()
 	parent := s.queues[string(q.Spec.ClusterQueue)]
@@ -320,7 +342,7 @@ func (s *statuses) localQueue(ctx context.Context, q *kueue.LocalQueue, all coun
 	}
 	switch {
 	case q.DeletionTimestamp != nil:
-		inactive("Terminating", "It is being deleted")
+		inactive("Terminating", "It is being deleted, and goes when nothing is in use any more by "+named(users))
 	case !ok || parent == nil:
 		inactive("ClusterQueueDoesNotExist", "ClusterQueue "+string(q.Spec.ClusterQueue)+" does not exist")
 	case !known.Active:

@@ -161,8 +161,9 @@ func (r *workloads) finish(ctx context.Context, wl *kueue.Workload, id engine.Wo
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if w := r.works[id]; w != nil && !r.holds(id) {
+		_, held := r.engine.Holding(id)
 		r.forget(id)
-		if a := wl.Status.Admission; a != nil {
+		if a := wl.Status.Admission; a != nil && held {
 			r.metrics.finished.WithLabelValues(string(a.ClusterQueue)).Inc()
 		}
 	}

@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -131,8 +132,29 @@ func (w *world) clean(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	w.unlock(t)
 	for _, o := range []client.Object{&kueue.ClusterQueue{}, &kueue.ResourceFlavor{}, &corev1.Node{}, &resourceapi.ResourceSlice{}} {
 		if err := w.client.DeleteAllOf(ctx, o, client.MatchingLabels{"team": w.ns}); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// unlock takes the finalizers off queues and flavors, in place of a controller.
+func (w *world) unlock(t *testing.T) {
+	ctx := context.Background()
+	patch := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))
+	for _, list := range []client.ObjectList{&kueue.ClusterQueueList{}, &kueue.ResourceFlavorList{}, &kueue.LocalQueueList{}} {
+		if err := w.client.List(ctx, list); err != nil {
+			t.Error(err)
+		}
+		if err := meta.EachListItem(list, func(o runtime.Object) error {
+			item, ok := o.(client.Object)
+			if !ok || item.GetLabels()["team"] != w.ns && item.GetNamespace() != w.ns {
+				return nil
+			}
+			return client.IgnoreNotFound(w.client.Patch(ctx, item, patch))
+		}); err != nil {
 			t.Error(err)
 		}
 	}
@@ -168,6 +190,12 @@ func (w *world) dump(t *testing.T) {
 // start runs the controller as its service account, with the chart's rights.
 func (w *world) start(t *testing.T) *controller.Controller {
 	t.Helper()
+	return w.startWith(t, "")
+}
+
+// startWith runs it with a configuration.
+func (w *world) startWith(t *testing.T, configuration string) *controller.Controller {
+	t.Helper()
 	mgr, err := ctrl.NewManager(w.As(account, "system:serviceaccounts", "system:serviceaccounts:sluice-system"), ctrl.Options{
 		Scheme:     controller.Scheme(),
 		Cache:      controller.CacheOptions(),
@@ -177,7 +205,7 @@ func (w *world) start(t *testing.T) *controller.Controller {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg, err := config.Decode(nil)
+	cfg, err := config.Decode([]byte(configuration))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -91,14 +91,14 @@ func Release(wl *kueue.Workload, now time.Time) {
 	wl.Status.ReclaimablePods = nil
 	set(wl, now, kueue.WorkloadQuotaReserved, false, kueue.WorkloadQuotaReservedReasonPendingEvaluation, "Evicted; waits again")
 	set(wl, now, kueue.WorkloadAdmitted, false, kueue.WorkloadAdmittedReasonNoReservation, "No quota is reserved")
-	reason := "Released"
+	reason, message := "Released", ""
 	if c := meta.FindStatusCondition(wl.Status.Conditions, kueue.WorkloadEvicted); c != nil {
-		reason = c.Reason
+		reason, message = c.Reason, c.Message
 	}
 	set(wl, now, kueue.WorkloadEvicted, false, reason, "All that it used is free")
 	switch {
 	case !ptr.Deref(wl.Spec.Active, true):
-		set(wl, now, kueue.WorkloadRequeued, false, kueue.WorkloadDeactivated, "It is not active")
+		set(wl, now, kueue.WorkloadRequeued, false, kueue.WorkloadDeactivated, message)
 	case wl.Status.RequeueState != nil && wl.Status.RequeueState.RequeueAt != nil && now.Before(wl.Status.RequeueState.RequeueAt.Time):
 		set(wl, now, kueue.WorkloadRequeued, false, reason, "It waits in its queue again from "+wl.Status.RequeueState.RequeueAt.UTC().Format(time.RFC3339))
 	default:

@@ -168,14 +168,9 @@ func merged(a, b map[string]string) map[string]string {
 	return all
 }
 
-// Spec is a pod set's template with what the checks add to where its pods may
-// run.
-func Spec(wl *kueue.Workload, p *kueue.PodSet) corev1.PodSpec {
-	spec := p.Template.Spec
-	if len(wl.Status.AdmissionChecks) == 0 {
-		return spec
-	}
-	u := Updates(wl, string(p.Name))
+// With is a pod's spec with what checks add to where it may run. The argument is
+// not changed.
+func With(spec corev1.PodSpec, u kueue.PodSetUpdate) corev1.PodSpec {
 	spec.NodeSelector = merged(spec.NodeSelector, u.NodeSelector)
 	spec.Tolerations = append(slices.Clone(spec.Tolerations), u.Tolerations...)
 	return spec

@@ -19,6 +19,7 @@ import (
 // What the chart value quota.enforce binds, and how.
 func TestEnforceChoosesWhatIsBound(t *testing.T) {
 	always := []string{
+		"sluice-birth-tickets-are-the-controllers [Deny] everywhere",
 		"sluice-marks-are-the-controllers [Deny] everywhere",
 		"sluice-monitor-needs-admin-access [Deny] everywhere",
 		"sluice-queue-label-stays [Deny] everywhere",
