@@ -1,10 +1,12 @@
 package plugin
 
 import (
+	"context"
 	"fmt"
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -151,7 +153,9 @@ func TestAConfigurationThatDoesNotAddUpIsRefusedAtStart(t *testing.T) {
 	if c.File, c.Configuration, err = config.Open(n.path("driver.yaml")); err != nil {
 		t.Fatal(err)
 	}
-	err = New(c).Run(t.Context())
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	err = New(c).Run(ctx)
 	if err == nil {
 		t.Fatal("the driver serves")
 	}
