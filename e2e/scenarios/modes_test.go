@@ -10,7 +10,6 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/sluice-gpu/sluice/e2e/fakegpu"
 	"github.com/sluice-gpu/sluice/e2e/testbed"
 )
 
@@ -262,67 +261,4 @@ func mustPublished(t *testing.T, ctx context.Context) []resourcev1.Device {
 		t.Fatal(err)
 	}
 	return devices
-}
-
-func TestACardThatFallsOffTheBusIsTaintedAndItsPodsAreTold(t *testing.T) {
-	ctx, ns := scenario(t)
-	// The pod stays to be told; without the toleration it would be evicted.
-	claim := testbed.Template("slice", testbed.Capacity{})
-	claim.Spec.Spec.Devices.Requests[0].Exactly.Tolerations = []resourcev1.DeviceToleration{{Operator: resourcev1.DeviceTolerationOpExists}}
-	create(t, ctx, ns, claim)
-	share := only(t, runPod(t, ctx, ns, testbed.Pod("p", []string{"hold"}, testbed.OnNode(t4Node), testbed.WithTemplate("slice"))))
-	place := 0
-	for i, d := range mustPublished(t, ctx) {
-		if d.Name == share.Device {
-			place = i
-		}
-	}
-	if err := bed.Faults(ctx, t4Node, fakegpu.Lost(place)); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := bed.Faults(ctx, t4Node); err != nil {
-			t.Error(err)
-		}
-		if _, err := bed.WaitPublished(patient(t, ctx), t4Node, "both cards to be well", func(d []resourcev1.Device) bool {
-			return len(d) == 3 && clean(d)
-		}); err != nil {
-			t.Error(err)
-		}
-	})
-	if _, err := bed.WaitPublished(patient(t, ctx), t4Node, "the taint of a lost card", tainted(place, "faulty")); err != nil {
-		t.Error(err)
-	}
-	err := testbed.Until(patient(t, ctx), "the pod to be told that its card is lost", func() (bool, string, error) {
-		pod, err := bed.Client.CoreV1().Pods(ns).Get(ctx, "p", metav1.GetOptions{})
-		if err != nil {
-			return false, "", err
-		}
-		said := fmt.Sprintf("%+v", pod.Status.ContainerStatuses)
-		for _, c := range pod.Status.ContainerStatuses {
-			for _, resource := range c.AllocatedResourcesStatus {
-				for _, r := range resource.Resources {
-					if r.Health == corev1.ResourceHealthStatusUnhealthy && r.Message != nil && strings.Contains(*r.Message, "lost") {
-						return true, "", nil
-					}
-				}
-			}
-		}
-		return false, said, nil
-	})
-	if err != nil {
-		t.Error(err)
-	}
-}
-
-func TestAPodInAUserNamespaceIsLimitedAndKeepsItsAccount(t *testing.T) {
-	ctx, ns := scenario(t)
-	create(t, ctx, ns, testbed.Template("slice", testbed.Capacity{Memory: "3Gi"}))
-	pod := testbed.Pod("p", untilRefused, testbed.OnNode(dynamicNode), testbed.WithTemplate("slice"))
-	pod.Spec.HostUsers = new(false)
-	create(t, ctx, ns, pod)
-	if sum := took(t, ctx, ns, "p", "main"); sum != 3*gib {
-		t.Errorf("took %d bytes of a slice of %d", sum, 3*gib)
-	}
-	wantMetric(t, ctx, "sluice_share_memory_used_bytes", ns, "p", 3*gib)
 }

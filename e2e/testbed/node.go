@@ -51,20 +51,6 @@ func (b *Testbed) Label(ctx context.Context, node, key, value string) error {
 	return err
 }
 
-// Faults replaces what is wrong with the node's hardware.
-func (b *Testbed) Faults(ctx context.Context, node string, faults ...fakegpu.Fault) error {
-	var text strings.Builder
-	for _, f := range faults {
-		fmt.Fprintln(&text, f)
-	}
-	script := fmt.Sprintf("cat > %s/faults.new && mv %[1]s/faults.new %[1]s/faults", cluster.HardwareDir)
-	var words strings.Builder
-	if err := b.Cluster.NodeExec(ctx, node, strings.NewReader(text.String()), &words, &words, "sh", "-c", script); err != nil {
-		return fmt.Errorf("faults of %s: %w: %s", node, err, words.String())
-	}
-	return nil
-}
-
 // Foreign runs cudaprobe on the node and outside of every pod, as what somebody
 // started by hand, until the returned function is called.
 func (b *Testbed) Foreign(ctx context.Context, node string, args ...string) (stop func() error, err error) {
