@@ -137,6 +137,7 @@ func TestAWrongConfigurationKeepsTheLastGoodOne(t *testing.T) {
 
 			n.configure("- {name: a, mode: fixed, slices: 2, memory: auto}\n")
 			n.pool(offers("81408Mi default 40704Mi"))
+			eventually(t, "the event of the success", func() bool { return len(n.said()) > 1 })
 			if said := n.said(); len(said) != 2 {
 				t.Errorf("said %q, want one refusal and one success", said)
 			}
