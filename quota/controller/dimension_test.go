@@ -193,6 +193,9 @@ func TestWhatWasWrongIsTriedAgainOnItsOwn(t *testing.T) {
 	}
 	template := c.templates[types.NamespacedName{Namespace: "team", Name: "w"}].DeepCopy()
 	c.lost(template)
+	if a := c.given(id); a != nil {
+		t.Fatalf("admitted without its template: %+v", a)
+	}
 	template.UID = "new"
 	template.Spec.Spec.Devices.Requests[0].Exactly.Capacity.Requests["memory"] = resource.MustParse("20Gi")
 	c.saw(template)
