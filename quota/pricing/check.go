@@ -163,6 +163,10 @@ func allowed(key resourceapi.QualifiedName, selected []Device) string {
 	if where == "" {
 		return ""
 	}
+	if least.IsZero() && key == CapacityMemory {
+		// Of a fixed size, which everything below becomes.
+		return fmt.Sprintf("; allowed is up to %s (%s)", most.String(), where)
+	}
 	return fmt.Sprintf("; allowed are %s to %s (%s)", least.String(), most.String(), where)
 }
 

@@ -48,7 +48,7 @@ func TestMistakesInClaimsAreNamedAtCreation(t *testing.T) {
 		{"more than what it selects", dynamic, small, "allowed are 256Mi to 24Gi (node-1/gpu-0)", ""},
 		{"an alternative", dynamic, either, "spec.devices.requests[0].firstAvailable[0].capacity.requests[memory]", ""},
 		{"less than a fixed size", fixed, ask("gpu.sluice.dev", "1Gi", "", 1), "", ""},
-		{"more than a fixed size", fixed, ask("gpu.sluice.dev", "30Gi", "", 1), "allowed are 0 to 20000Mi", ""},
+		{"more than a fixed size", fixed, ask("gpu.sluice.dev", "30Gi", "", 1), "allowed is up to 20000Mi (node-1/gpu-0)", ""},
 		{"cores without memory", dynamic, ask("gpu.sluice.dev", "", "30", 1), "", "charged as a whole card, 24Gi and 100% cores"},
 		{"cores without memory of a fixed size", fixed, ask("gpu.sluice.dev", "", "30", 1), "", ""},
 		{"nothing there to compare with", empty, ask("gpu.sluice.dev", "900Gi", "", 1), "", "no device matches at the moment"},
