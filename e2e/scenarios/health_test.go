@@ -83,39 +83,54 @@ func TestADeadCardsPodsLeaveItAndItIsOfferedAgainWhenItIsBack(t *testing.T) {
 	hasTaints(t, ctx, dynamicNode, share.Device, "")
 }
 
-func TestAPodIsToldWhyItsCardIsUnhealthy(t *testing.T) {
+// TestANodeThatWasCutOffGivesNoMemoryTwice: while it is away its pod is deleted by force, and the
+// scheduler gives the memory again; the containers run on until the kubelet hears of it.
+func TestANodeThatWasCutOffGivesNoMemoryTwice(t *testing.T) {
 	ctx, ns := scenario(t)
-	// It tolerates the fault, and so stays to be told.
-	template := testbed.Template("slice", testbed.Capacity{Memory: "6Gi"})
-	template.Spec.Spec.Devices.Requests[0].Exactly.Tolerations = []resourcev1.DeviceToleration{{Key: "gpu.sluice.dev/faulty", Operator: resourcev1.DeviceTolerationOpExists}}
-	create(t, ctx, ns, template)
-	t.Cleanup(func() { fault(t, context.Background(), dynamicNode, "") })
-	running(t, ctx, ns, "p", dynamicNode)
-	fault(t, ctx, dynamicNode, `lost 0\n`)
-	health := func(want corev1.ResourceHealthStatus, message string) {
-		t.Helper()
-		err := testbed.Until(patient(t, ctx), "the pod's status to say that its card is "+string(want), func() (bool, string, error) {
-			pod, err := bed.Client.CoreV1().Pods(ns).Get(ctx, "p", metav1.GetOptions{})
-			if err != nil || len(pod.Status.ContainerStatuses) == 0 {
-				return false, fmt.Sprint(err), nil
-			}
-			said := fmt.Sprintf("%+v", pod.Status.ContainerStatuses[0].AllocatedResourcesStatus)
-			for _, r := range pod.Status.ContainerStatuses[0].AllocatedResourcesStatus {
-				for _, h := range r.Resources {
-					if h.Health == want && (message == "" || h.Message != nil && strings.Contains(*h.Message, message)) {
-						return true, "", nil
-					}
-				}
-			}
-			return false, said, nil
-		})
-		if err != nil {
-			t.Error(err)
+	create(t, ctx, ns, testbed.Template("half", testbed.Capacity{Memory: "50Gi"}))
+	var old []string
+	for i := range 4 { // on each card of the node
+		old = append(old, fmt.Sprint("old-", i))
+		create(t, ctx, ns, testbed.Pod(old[i], []string{"alloc:49Gi", "hold"}, testbed.OnNode(dynamicNode), testbed.WithTemplate("half")))
+	}
+	for _, name := range old {
+		if _, err := bed.WaitPhase(patient(t, ctx), ns, name, corev1.PodRunning); err != nil {
+			t.Fatal(err)
 		}
 	}
-	health(corev1.ResourceHealthStatusUnhealthy, "the card cannot be read: no handle: card is lost")
-	fault(t, ctx, dynamicNode, "")
-	health(corev1.ResourceHealthStatusHealthy, "")
+	if err := bed.Cluster.Cut(ctx, dynamicNode); err != nil {
+		t.Fatal(err)
+	}
+	healed := false
+	t.Cleanup(func() {
+		if !healed {
+			_ = bed.Cluster.Heal(context.Background(), dynamicNode)
+		}
+	})
+	for _, name := range old {
+		if _, err := bed.Cluster.Kubectl(ctx, "delete", "pod", "--namespace", ns, name, "--grace-period=0", "--force"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	create(t, ctx, ns, testbed.Pod("new", []string{"alloc:49Gi=SUCCESS", "hold"}, testbed.OnNode(dynamicNode), testbed.WithTemplate("half")))
+	err := testbed.Until(patient(t, ctx), "the scheduler to give the memory again", func() (bool, string, error) {
+		shares, err := bed.Shares(ctx, ns, "new")
+		return err == nil && len(shares) == 1, fmt.Sprint(shares, err), nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := bed.Cluster.Heal(ctx, dynamicNode); err != nil {
+		t.Fatal(err)
+	}
+	healed = true
+	// Whoever was first, the new pod runs only when the old program has given its memory back.
+	if _, err := bed.WaitPhase(patient(t, ctx), ns, "new", corev1.PodRunning); err != nil {
+		t.Fatal(err)
+	}
+	if step, err := bed.WaitProbe(patient(t, ctx), ns, "new", "main", "alloc:49Gi"); err != nil || step.Result != "CUDA_SUCCESS" {
+		t.Errorf("the new program was told %+v (%v)", step, err)
+	}
 }
 
 // TestASliceHoldsBesideAMonitorClaim: the monitor's view of a card has the driver's own library, and
