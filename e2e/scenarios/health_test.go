@@ -83,6 +83,41 @@ func TestADeadCardsPodsLeaveItAndItIsOfferedAgainWhenItIsBack(t *testing.T) {
 	hasTaints(t, ctx, dynamicNode, share.Device, "")
 }
 
+func TestAPodIsToldWhyItsCardIsUnhealthy(t *testing.T) {
+	ctx, ns := scenario(t)
+	// It tolerates the fault, and so stays to be told.
+	template := testbed.Template("slice", testbed.Capacity{Memory: "6Gi"})
+	template.Spec.Spec.Devices.Requests[0].Exactly.Tolerations = []resourcev1.DeviceToleration{{Key: "gpu.sluice.dev/faulty", Operator: resourcev1.DeviceTolerationOpExists}}
+	create(t, ctx, ns, template)
+	t.Cleanup(func() { fault(t, context.Background(), dynamicNode, "") })
+	running(t, ctx, ns, "p", dynamicNode)
+	fault(t, ctx, dynamicNode, `lost 0\n`)
+	health := func(want corev1.ResourceHealthStatus, message string) {
+		t.Helper()
+		err := testbed.Until(patient(t, ctx), "the pod's status to say that its card is "+string(want), func() (bool, string, error) {
+			pod, err := bed.Client.CoreV1().Pods(ns).Get(ctx, "p", metav1.GetOptions{})
+			if err != nil || len(pod.Status.ContainerStatuses) == 0 {
+				return false, fmt.Sprint(err), nil
+			}
+			said := fmt.Sprintf("%+v", pod.Status.ContainerStatuses[0].AllocatedResourcesStatus)
+			for _, r := range pod.Status.ContainerStatuses[0].AllocatedResourcesStatus {
+				for _, h := range r.Resources {
+					if h.Health == want && (message == "" || h.Message != nil && strings.Contains(*h.Message, message)) {
+						return true, "", nil
+					}
+				}
+			}
+			return false, said, nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	health(corev1.ResourceHealthStatusUnhealthy, "the card cannot be read: no handle: card is lost")
+	fault(t, ctx, dynamicNode, "")
+	health(corev1.ResourceHealthStatusHealthy, "")
+}
+
 // TestANodeThatWasCutOffGivesNoMemoryTwice: while it is away its pod is deleted by force, and the
 // scheduler gives the memory again; the containers run on until the kubelet hears of it.
 func TestANodeThatWasCutOffGivesNoMemoryTwice(t *testing.T) {
