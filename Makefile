@@ -7,7 +7,7 @@ SUITE  := $(BIN)/suite
 export SLUICE_CACHE := $(CACHE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test unit e2e cases build images lint generate bench-driver bench-engine bench-limiter gpu-check setup clean
+.PHONY: help demo demo-down test unit e2e cases build images lint generate bench-driver bench-engine bench-fit bench-limiter gpu-check setup clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,12 @@ bench-driver: ## Driver: time to prepare and unprepare a claim of two cards besi
 
 bench-engine: ## Quota engine: the figures of docs/dev/engine.md.
 	go test -run '^$$' -bench . -benchtime 20x ./quota/engine/
+
+bench-fit: ## Fit: one decision, one event and one gang among 1,000 nodes, 8,000 cards and 32,000 shares, as `name value unit` lines.
+	@go test -run '^$$' -bench . -benchtime 3000x ./quota/fit/ | awk ' \
+		/^Benchmark/ { sub(/-[0-9]+$$/, "", $$1); name = tolower(substr($$1, 10)); gsub(/[^a-z0-9]+/, "_", name); \
+			for (i = 3; i < NF; i += 2) if (split($$(i+1), u, "-") == 2) print "fit_" name "_" u[1], $$i, u[2] } \
+		/^FAIL/ { bad = 1 } END { exit bad }'
 
 bench-limiter: build ## Limiter: cost of each call, as `name value unit` lines.
 	./hook/bench.sh

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/sluice-gpu/sluice/quota/engine"
+	"github.com/sluice-gpu/sluice/quota/fit"
 	"github.com/sluice-gpu/sluice/quota/jobs"
 	"github.com/sluice-gpu/sluice/quota/pricing"
 )
@@ -39,7 +40,9 @@ type QuotaConfiguration struct {
 	// HoleReserveAfter is how long a workload waits for room on cards before a
 	// place is kept free for it. 0, the default, is never.
 	HoleReserveAfter metav1.Duration `json:"holeReserveAfter,omitempty"`
-	// Placement chooses among nodes with room: binpack (default) or spread.
+	// Placement chooses among nodes with room: binpack (default), spread, nvlink or
+	// none. A LocalQueue or ClusterQueue may have its own, by the annotation
+	// quota.sluice.dev/placement.
 	Placement string `json:"placement,omitempty"`
 	// Concurrency is how many objects of each kind are worked on at once.
 	// Default 8.
@@ -136,8 +139,8 @@ func (c *QuotaConfiguration) validate() error {
 	if !slices.Contains([]string{"IgnoreUndeclared", "BlockUndeclared"}, c.QuotaCheckStrategy) {
 		return fmt.Errorf("quotaCheckStrategy is %q, use IgnoreUndeclared or BlockUndeclared", c.QuotaCheckStrategy)
 	}
-	if !slices.Contains([]string{"binpack", "spread"}, c.Placement) {
-		return fmt.Errorf("placement is %q, use binpack or spread", c.Placement)
+	if _, err := fit.ParsePolicy(c.Placement); err != nil {
+		return err
 	}
 	if c.Concurrency < 1 || c.Concurrency > 1000 {
 		return fmt.Errorf("concurrency is %d, use 1 to 1000", c.Concurrency)

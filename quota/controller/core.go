@@ -40,6 +40,7 @@ type core struct {
 	works     map[engine.WorkloadID]*work
 	checks    map[string]*kueue.AdmissionCheck
 	queues    map[string]*kueue.ClusterQueue
+	locals    map[types.NamespacedName]*kueue.LocalQueue
 	flavors   map[string]*kueue.ResourceFlavor
 	nodes     map[string]*corev1.Node
 	slices    map[string]*resourceapi.ResourceSlice
@@ -98,6 +99,8 @@ type core struct {
 	tell    func(engine.WorkloadID)
 	tellJob func(jobRequest)
 	tellPod func(types.NamespacedName)
+	// roomless are pods that found no room when their gate was to open.
+	roomless map[types.NamespacedName]struct{}
 }
 
 // work is one Workload.
@@ -179,6 +182,8 @@ func newCore(c *config.QuotaConfiguration) *core {
 		promised:    map[types.UID]promise{},
 		promises:    map[engine.WorkloadID]map[types.UID]struct{}{},
 		generations: map[types.UID]int64{},
+		roomless:    map[types.NamespacedName]struct{}{},
+		locals:      map[types.NamespacedName]*kueue.LocalQueue{},
 	}
 }
 
@@ -242,6 +247,10 @@ func (c *core) place(id engine.WorkloadID, set string, uid types.UID) (string, e
 	if given == nil {
 		return "", errWait
 	}
+	if p := c.pods[uid]; p != nil && c.settled(p) {
+		// It counts by itself, and must not have the place of another.
+		return c.devicesAt(uid), nil
+	}
 	node, why := c.fit.Open(id, given, uid)
 	if why != nil {
 		return "", &noRoomError{why}
@@ -255,6 +264,7 @@ func (c *core) placeLost(id engine.WorkloadID, uid types.UID) {
 	defer c.mu.Unlock()
 	c.fit.Settle(id, uid)
 	c.tell(id)
+	c.wake()
 }
 
 // belongs says whether a pod is really a workload's: the label alone does not

@@ -33,9 +33,10 @@ func (c *core) decide() []engine.Decision {
 		}
 	}
 	c.stale = true
-	if c.room {
+	if c.fit.Freed() || c.room {
 		c.engine.Apply(engine.RoomChanged{})
 		c.room = false
+		c.lookAgain()
 	}
 	decisions := c.engine.Decide(c.fit)
 	for _, d := range decisions {
@@ -84,7 +85,7 @@ func (c *core) reserve(w *work) bool {
 	for i := range rest.PodSets {
 		set := &rest.PodSets[i]
 		for _, p := range c.podsOf[w.id] {
-			if p.set == set.Name && !p.ended && (p.bound != "" || c.fit.Claims(w.id, p.set) > 0) && c.equipped(p) {
+			if p.set == set.Name && !p.ended && c.settled(p) {
 				set.Count--
 			}
 		}

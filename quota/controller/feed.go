@@ -37,9 +37,11 @@ func (c *core) saw(object any) {
 	case *kueue.Workload:
 		c.sawWorkload(o)
 	case *kueue.ClusterQueue:
+		c.sawQueuePlacement(c.queues[o.Name], o)
 		c.queues[o.Name] = o
 		c.applyQueue(o)
 	case *kueue.LocalQueue:
+		c.sawLocalQueue(o)
 		q := translate.LocalQueue(o)
 		if o.DeletionTimestamp != nil && q.Stop != engine.HoldAndDrain {
 			q.Stop = engine.Hold
@@ -77,6 +79,8 @@ func (c *core) saw(object any) {
 		c.slices[o.Name] = o
 		c.fit.SetSlice(o)
 		c.devicesChanged()
+	case *resourceapi.DeviceTaintRule:
+		c.fit.SetTaintRule(o)
 	case *resourceapi.DeviceClass:
 		// We stamp our own class to wake the scheduler; that changes nothing here.
 		old := c.fit.Classes()[o.Name]
@@ -119,6 +123,7 @@ func (c *core) lost(object any) {
 		delete(c.queues, o.Name)
 		c.engine.Apply(engine.QueueRemoved{Name: engine.QueueName(o.Name)})
 	case *kueue.LocalQueue:
+		delete(c.locals, types.NamespacedName{Namespace: o.Namespace, Name: o.Name})
 		c.engine.Apply(engine.LocalQueueRemoved{Name: engine.LocalQueueName{Namespace: o.Namespace, Name: o.Name}})
 	case *kueue.Cohort:
 		c.engine.Apply(engine.CohortRemoved{Name: engine.CohortName(o.Name)})
@@ -150,6 +155,8 @@ func (c *core) lost(object any) {
 		delete(c.slices, o.Name)
 		c.fit.RemoveSlice(o.Name)
 		c.devicesChanged()
+	case *resourceapi.DeviceTaintRule:
+		c.fit.RemoveTaintRule(o.Name)
 	case *resourceapi.DeviceClass:
 		c.fit.RemoveClass(o.Name)
 		c.devicesChanged()
@@ -291,13 +298,13 @@ func (c *core) applyQueue(o *kueue.ClusterQueue) {
 }
 
 func (c *core) sawFlavor(o *kueue.ResourceFlavor) {
-	if old := c.flavors[o.Name]; old != nil && equality.Semantic.DeepEqual(old.Spec, o.Spec) {
+	if old := c.flavors[o.Name]; old != nil && equality.Semantic.DeepEqual(old.Spec, o.Spec) && sameGrowth(old, o) {
 		return
 	}
 	c.flavors[o.Name] = o
 	name := engine.FlavorName(o.Name)
 	c.fit.SetFlavor(name, fit.Flavor{NodeLabels: o.Spec.NodeLabels, Tolerations: o.Spec.Tolerations})
-	c.engine.Apply(engine.FlavorChanged{Flavor: engine.FlavorSpec{Name: name}})
+	c.engine.Apply(engine.FlavorChanged{Flavor: engine.FlavorSpec{Name: name, Elastic: elastic(o)}})
 	for _, q := range c.queues {
 		c.applyQueue(q)
 	}
@@ -440,6 +447,7 @@ func (c *core) settle(f *podFact) {
 	if f.ended || f.bound != "" && c.equipped(f) {
 		c.fit.Settle(f.workload, f.uid)
 	}
+	c.trim(f)
 }
 
 // equipped says whether all claims that were made for a pod have their devices.
@@ -482,7 +490,7 @@ func (c *core) sawClaim(o *resourceapi.ResourceClaim) {
 		}
 		c.claimsOf[owner.UID][name] = o
 		if f := c.pods[owner.UID]; f != nil && f.workload != "" && c.equipped(f) {
-			c.fit.Equipped(f.workload, f.uid)
+			c.fit.Equipped(f.workload, f.uid, nodeOf(o))
 			c.settle(f)
 		}
 	} else if o.Status.Allocation != nil && id != "" {
@@ -501,6 +509,15 @@ func (c *core) sawClaim(o *resourceapi.ResourceClaim) {
 			c.tell(f.workload)
 		}
 	}
+}
+
+// nodeOf is the node to which the devices of a claim belong, "" if there is no
+// single one.
+func nodeOf(o *resourceapi.ResourceClaim) string {
+	if o.Status.Allocation == nil {
+		return ""
+	}
+	return fit.NodeOfAllocation(o.Status.Allocation)
 }
 
 func (c *core) lostClaim(o *resourceapi.ResourceClaim) {

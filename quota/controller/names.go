@@ -35,6 +35,15 @@ const (
 	// owner was deleted: without the object a restarted controller would not know
 	// of quota that pods on their way out still use.
 	Finalizer = "quota.sluice.dev/holds-quota"
+	// PlacementAnnotation on a LocalQueue or ClusterQueue is the policy by which
+	// nodes are chosen for its pods.
+	PlacementAnnotation = "quota.sluice.dev/placement"
+	// ElasticAnnotation on a ResourceFlavor, "true", says that its nodes come when
+	// pods wait for them: the budget alone admits.
+	ElasticAnnotation = "quota.sluice.dev/elastic"
+	// ElasticCardAnnotation on an elastic ResourceFlavor is the memory of one of
+	// its cards, "80Gi", by which requests are priced while it has no node.
+	ElasticCardAnnotation = "quota.sluice.dev/elastic-card-memory"
 	// FieldOwner is the field manager of what the controller writes.
 	FieldOwner = "sluice-quota"
 )

@@ -52,6 +52,12 @@ func (r *podReconciler) open(ctx context.Context, pod *corev1.Pod, wl *kueue.Wor
 		return err
 	}
 	node, err := r.placePod(pod, wl, a, set)
+	if errors.As(err, new(*noRoomError)) && r.grows(given) {
+		// The gate opens without a place: a pod that the scheduler finds no node for
+		// is what makes nodes come.
+		r.waitsForRoom(client.ObjectKeyFromObject(pod))
+		node, err = "", nil
+	}
 	if err != nil {
 		return err
 	}
@@ -63,7 +69,7 @@ func (r *podReconciler) open(ctx context.Context, pod *corev1.Pod, wl *kueue.Wor
 			return err
 		}
 	}
-	if pod.Status.NominatedNodeName != node {
+	if node != "" && pod.Status.NominatedNodeName != node && r.nominates(pod, wl) {
 		patch, err := json.Marshal(map[string]any{
 			"metadata": map[string]any{"uid": pod.UID},
 			"status":   map[string]any{"nominatedNodeName": node},

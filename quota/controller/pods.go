@@ -83,6 +83,7 @@ func (r *podReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 		return ctrl.Result{RequeueAfter: recheck}, nil
 	case errors.As(err, new(*noRoomError)):
 		r.metrics.noRoom.WithLabelValues(string(a.ClusterQueue)).Inc()
+		r.waitsForRoom(req.NamespacedName)
 		r.event(pod, corev1.EventTypeWarning, "NoRoom", "Admitted by ClusterQueue %s, but the gate stays closed: %s", a.ClusterQueue, err)
 		return ctrl.Result{RequeueAfter: gateRetry}, nil
 	case errors.As(err, &over):

@@ -72,7 +72,8 @@ func (c *core) tellEngine(w *work) {
 		ask.PodSets = append(ask.PodSets, needs)
 		places = append(places, place)
 	}
-	c.fit.SetWorkload(w.id, places)
+	ask.RoomKey, ask.RoomSince = roomKey(places), roomSince(wl)
+	c.fit.SetWorkload(w.id, places, c.placementOf(wl))
 	c.engine.Apply(engine.WorkloadChanged{Workload: ask})
 	w.told, w.generation = true, wl.Generation
 }
@@ -199,7 +200,11 @@ func (c *core) fleet(flavor string) *pricing.Fleet {
 	if c.fleets == nil {
 		c.fleets = map[string]*pricing.Fleet{}
 	}
-	f := pricing.NewFleet(flavor, c.fit.Classes(), c.devicesOf(), func(node string) bool { return c.inFlavor(node, flavor) }, pricing.WithTariff(c.tariff(flavor)))
+	tariff := pricing.WithTariff(c.tariff(flavor))
+	f := pricing.NewFleet(flavor, c.fit.Classes(), c.devicesOf(), func(node string) bool { return c.inFlavor(node, flavor) }, tariff)
+	if card, ok := expected(c.flavors[flavor]); ok && f.Empty() {
+		f = pricing.NewFleet(flavor, c.fit.Classes(), []pricing.Device{card}, nil, tariff)
+	}
 	c.fleets[flavor] = f
 	return f
 }

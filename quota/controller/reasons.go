@@ -91,6 +91,9 @@ func (r *reasons) say(ctx context.Context, id engine.WorkloadID) {
 		}
 	}
 	lifecycle.Wait(wl, reason, message, r.now())
+	if why.Reason == engine.WaitingForRoom {
+		lacksRoom(wl, r.now())
+	}
 	if err := r.write(ctx, wl); err != nil {
 		// Whoever won the conflict is on its way here; anything else passes.
 		r.queue.AddAfter(id, recheck)

@@ -114,6 +114,7 @@ const (
 func Setup(ctx context.Context, mgr ctrl.Manager, cfg *config.QuotaConfiguration, registry prometheus.Registerer) (*Controller, error) {
 	c := newCore(cfg)
 	m := newMetrics(registry)
+	registry.MustRegister(roomMetrics{c})
 	recorder := mgr.GetEventRecorder("sluice-quota")
 	s := &sources{core: c, client: mgr.GetClient(), recorder: recorder, metrics: m}
 
@@ -125,7 +126,11 @@ func Setup(ctx context.Context, mgr ctrl.Manager, cfg *config.QuotaConfiguration
 	if err != nil {
 		return nil, err
 	}
-	ready, err := c.listen(ctx, mgr.GetCache(), synced...)
+	more, err := optional(mgr)
+	if err != nil {
+		return nil, err
+	}
+	ready, err := c.listen(ctx, mgr.GetCache(), more, synced...)
 	if err != nil {
 		return nil, err
 	}
@@ -193,8 +198,8 @@ func (c *Controller) String() string {
 
 // listen feeds everything that the caches see to the core. The channel is
 // closed once all that was there at the start has been taken in.
-func (c *core) listen(ctx context.Context, informers cache.Cache, synced ...toolscache.InformerSynced) (<-chan struct{}, error) {
-	for _, o := range watched() {
+func (c *core) listen(ctx context.Context, informers cache.Cache, more []client.Object, synced ...toolscache.InformerSynced) (<-chan struct{}, error) {
+	for _, o := range append(watched(), more...) {
 		informer, err := informers.GetInformer(ctx, o, cache.BlockUntilSynced(false))
 		if err != nil {
 			return nil, fmt.Errorf("watch %T: %w", o, err)

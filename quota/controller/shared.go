@@ -78,7 +78,7 @@ func (c *core) refit(id engine.WorkloadID) {
 		}
 		places = append(places, place)
 	}
-	c.fit.SetWorkload(id, places)
+	c.fit.SetWorkload(id, places, c.placementOf(w.object))
 }
 
 // namesClaims says whether a workload's pods use a claim by name, or any if the

@@ -267,6 +267,7 @@ func (r *workloads) grant(ctx context.Context, wl *kueue.Workload, d *engine.Adm
 	r.complete(wl, a)
 	r.mu.Unlock()
 	lifecycle.Grant(wl, a, checks, r.now())
+	foundRoom(wl, r.now())
 	if err := r.write(ctx, wl); err != nil {
 		return err
 	}

@@ -284,6 +284,7 @@ func (e *Engine) applyWorkload(spec *Workload) {
 	w.pause, w.refused = spec.Hold, spec.Refused
 	w.said = saying{}
 	e.unkeep(w, false)
+	w.roomSince = instantOf(spec.RoomSince)
 	e.move(w, e.local(spec.LocalQueue))
 	if q != nil {
 		e.charge(w)

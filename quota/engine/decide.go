@@ -241,6 +241,9 @@ func (e *Engine) refuse(n *nomination) {
 	c.room = n.room
 	if n.room != nil {
 		e.waitForRoom(n)
+		e.keepStill(n, e.fit)
+	} else {
+		e.unkeepFor(n.w)
 	}
 	e.park(c)
 	e.setWatches(c, !n.w.gated && n.q.mayPreempt())

@@ -34,6 +34,10 @@ type Placement struct {
 	Pods []PlacedPod
 	// Detail is the caller's own and comes back untouched.
 	Detail any
+	// Displaces, where Place was asked to leave workloads out of account, are
+	// those of them that have anything where these pods go: the others may stay.
+	// Nil means that it cannot be told.
+	Displaces []WorkloadID
 }
 
 // PlacedPod is the node of one pod.
@@ -58,9 +62,12 @@ type NoRoom struct {
 	// Blockers, if not nil, are the only workloads whose eviction could make
 	// room; the engine tries no others.
 	Blockers []WorkloadID
-	// Keep, if not nil, is the place best kept free for the workload should it
-	// wait too long (see [HoleReserveAfter]).
-	Keep *Placement
+	// Keep, if not nil, finds the place best kept free for the workload, should
+	// it wait too long (see [HoleReserveAfter]); false if there is none. It is
+	// called inside Decide alone, maybe in a later one, and answers by what is
+	// known then. Called for a workload that has a place kept, it gives the same
+	// one while that will do.
+	Keep func() (Placement, bool)
 }
 
 // Hole is a free piece of a card.

@@ -38,6 +38,8 @@ type queue struct {
 	holders  []*work
 	promises []*work
 	leaving  int
+	// keeps counts the places that are kept free for its workloads.
+	keeps int
 	// respec says that the plans of its classes are out of date.
 	respec bool
 	// locals send workloads here.

@@ -148,6 +148,7 @@ func (e *Engine) evictForRoom(n *nomination, a Assignment, no *NoRoom, fit Fit) 
 	need := budget + sort.Search(len(victims)-budget, func(k int) bool { return placed(victims[:budget+k]) })
 	e.restore(victims[need:])
 	victims = victims[:need]
+	victims = e.onlyDisplaced(n, victims, budget, &placement, placed)
 	for i := len(victims) - 1; i >= 0; i-- {
 		e.imagineBack(victims[i].w)
 		fewer := append(append([]victim(nil), victims[:i]...), victims[i+1:]...)
@@ -163,13 +164,49 @@ func (e *Engine) evictForRoom(n *nomination, a Assignment, no *NoRoom, fit Fit) 
 	e.promise(n, a, &placement, fit)
 }
 
+// onlyDisplaced lets those go back at once that have nothing where the workload
+// goes, if it can go there all the same. The first victims, who go for quota,
+// stay among them.
+func (e *Engine) onlyDisplaced(n *nomination, victims []victim, budget int, p *Placement, placed func([]victim) bool) []victim {
+	if p.Displaces == nil {
+		return victims
+	}
+	there := map[WorkloadID]bool{}
+	for _, id := range p.Displaces {
+		there[id] = true
+	}
+	rest := append([]victim(nil), victims[:budget]...)
+	var elsewhere []victim
+	for _, v := range victims[budget:] {
+		if there[v.w.id] {
+			rest = append(rest, v)
+		} else {
+			elsewhere = append(elsewhere, v)
+		}
+	}
+	if len(elsewhere) == 0 || !placed(rest) {
+		return victims
+	}
+	e.restore(elsewhere)
+	if n.fitsPlanned(true) {
+		return rest
+	}
+	for _, v := range elsewhere {
+		e.imagineGone(v.w)
+	}
+	return victims
+}
+
 // waitForRoom lists a class among those to try when room changes.
 func (e *Engine) waitForRoom(n *nomination) {
 	c := n.w.class
 	e.roomWaiters[c] = struct{}{}
 	c.roomFlavors = n.room.Flavors
-	if n.w.roomSince == 0 && e.opts.holeAfter > 0 {
-		n.w.roomSince = e.now
+	if e.opts.holeAfter > 0 && !n.w.inRoomLine {
+		if n.w.roomSince == 0 {
+			n.w.roomSince = e.now
+		}
+		n.w.inRoomLine = true
 		e.roomLine = append(e.roomLine, n.w)
 	}
 }
@@ -203,28 +240,48 @@ func overlaps(a, b []FlavorName) bool {
 	return false
 }
 
-// keepHoles reserves a place for those that have waited for room too long.
+// keepHoles reserves a place for those that have waited for room too long, one in
+// each queue: a place kept is room that nobody uses.
 func (e *Engine) keepHoles(fit Fit) {
-	for len(e.roomLine) > 0 {
-		w := e.roomLine[0]
+	if fit == nil || len(e.roomLine) == 0 {
+		return
+	}
+	line := e.roomLine[:0]
+	for _, w := range e.roomLine {
 		if !w.awaitsRoom(e) {
-			e.roomLine = e.roomLine[1:]
+			w.inRoomLine = false
 			continue
 		}
-		if w.roomSince+instant(e.opts.holeAfter) > e.now {
-			return
+		line = append(line, w)
+		if w.kept || w.class.queue.keeps > 0 || w.roomSince+instant(e.opts.holeAfter) > e.now {
+			continue
 		}
-		e.roomLine = e.roomLine[1:]
-		if keep := w.class.room.Keep; keep != nil && fit != nil {
-			w.kept = true
-			fit.Take(w.id, *keep)
+		if find := w.class.room.Keep; find != nil {
+			if p, ok := find(); ok {
+				w.kept = true
+				w.class.queue.keeps++
+				w.keptBy = w.class.queue
+				fit.Take(w.id, p)
+			}
 		}
+	}
+	clear(e.roomLine[len(line):])
+	e.roomLine = line
+}
+
+// keepStill moves a kept place that would not do any more.
+func (e *Engine) keepStill(n *nomination, fit Fit) {
+	if !n.w.kept || fit == nil || n.room == nil || n.room.Keep == nil {
+		return
+	}
+	if p, ok := n.room.Keep(); ok {
+		fit.Take(n.w.id, p)
 	}
 }
 
 // awaitsRoom says that a workload still waits for nothing but room.
 func (w *work) awaitsRoom(e *Engine) bool {
-	return e.works[w.id] == w && w.roomSince != 0 && !w.kept && w.class != nil && w.class.room != nil
+	return e.works[w.id] == w && w.roomSince != 0 && w.class != nil && w.class.room != nil
 }
 
 // unkeep gives up a place that was kept; taken says that another one takes its
@@ -233,14 +290,29 @@ func (e *Engine) unkeep(w *work, taken bool) {
 	if w.kept && !taken {
 		e.drop(w)
 	}
-	w.kept, w.roomSince = false, 0
+	if w.kept {
+		w.keptBy.keeps--
+	}
+	w.kept, w.keptBy, w.roomSince = false, nil, 0
+}
+
+// unkeepFor gives up the place that is kept for a workload which waits for
+// something else by now. How long it has waited is not forgotten.
+func (e *Engine) unkeepFor(w *work) {
+	if w.kept {
+		since := w.roomSince
+		e.unkeep(w, false)
+		w.roomSince = since
+	}
 }
 
 func (e *Engine) nextRoomTick() instant {
+	next := instant(0)
 	for _, w := range e.roomLine {
-		if w.awaitsRoom(e) {
-			return w.roomSince + instant(e.opts.holeAfter)
+		due := w.roomSince + instant(e.opts.holeAfter)
+		if w.awaitsRoom(e) && !w.kept && w.class.queue.keeps == 0 && (next == 0 || due < next) {
+			next = due
 		}
 	}
-	return 0
+	return next
 }

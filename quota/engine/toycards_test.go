@@ -79,16 +79,22 @@ func (f *toyCards) Place(w *Workload, a Assignment, without []WorkloadID) (Place
 		}
 	}
 	sort.SliceStable(no.Holes, func(i, j int) bool { return no.Holes[i].Size > no.Holes[j].Size })
-	empty := map[*toyCard]Amount{}
-	for _, c := range f.cards {
-		empty[c] = c.size
-	}
-	if keep, _, ok := f.place(a, empty); ok {
-		no.Keep = &keep
+	if _, ok := f.keep(a); ok {
+		no.Keep = func() (Placement, bool) { return f.keep(a) }
 	} else {
 		no.Never = true
 	}
 	return Placement{}, no
+}
+
+// keep is a place on empty cards.
+func (f *toyCards) keep(a Assignment) (Placement, bool) {
+	empty := map[*toyCard]Amount{}
+	for _, c := range f.cards {
+		empty[c] = c.size
+	}
+	p, _, ok := f.place(a, empty)
+	return p, ok
 }
 
 // place puts each pod on the first card that holds it.

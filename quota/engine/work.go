@@ -26,10 +26,13 @@ type work struct {
 	hold *hold
 	// said is the last reason given by a Wait.
 	said saying
-	// roomSince is when it was first refused for want of room alone; kept says
-	// that a hole is kept for it.
-	roomSince instant
-	kept      bool
+	// roomSince is when it was first refused for want of room alone; inRoomLine
+	// says that it is among those that wait for it, kept that a hole is kept for
+	// it, which counts in keptBy.
+	roomSince  instant
+	inRoomLine bool
+	kept       bool
+	keptBy     *queue
 }
 
 // holdState is what kind of hold a workload has on quota.

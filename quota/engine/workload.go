@@ -34,6 +34,10 @@ type Workload struct {
 	Refused string
 	// NotBefore is the end of a back-off; the zero time is none.
 	NotBefore time.Time
+	// RoomSince is since when it has waited for room, where that began before a
+	// restart; the zero time is none. It counts when the workload is new or has
+	// changed (see [HoleReserveAfter]).
+	RoomSince time.Time
 	// PreemptionGated workloads may be admitted but may not evict.
 	PreemptionGated bool
 }

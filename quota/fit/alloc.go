@@ -2,6 +2,7 @@ package fit
 
 import (
 	"context"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -31,19 +32,37 @@ func newAllocated() structured.AllocatedState {
 }
 
 // take adds one result to what is allocated. Admin access takes nothing.
-func take(state *structured.AllocatedState, r *resourceapi.DeviceRequestAllocationResult) {
-	if r.AdminAccess != nil && *r.AdminAccess {
+func take(state *structured.AllocatedState, d device) {
+	if d.AdminAccess != nil && *d.AdminAccess {
 		return
 	}
-	id := structured.MakeDeviceID(r.Driver, r.Pool, r.Device)
-	if r.ShareID == nil {
-		state.AllocatedDevices.Insert(id)
+	if d.ShareID == nil {
+		state.AllocatedDevices.Insert(d.id)
 		return
 	}
-	state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, r.ShareID))
-	if r.ConsumedCapacity != nil {
-		state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, r.ConsumedCapacity))
+	// The allocator only asks whether there is any share of a device, and walks
+	// them all to find out: one that stands for all is enough.
+	state.AllocatedSharedDeviceIDs.Insert(oneShare(d.id))
+	if d.ConsumedCapacity == nil {
+		return
 	}
+	sum := state.AggregatedCapacity[d.id]
+	if sum == nil {
+		sum = structured.ConsumedCapacity{}
+		state.AggregatedCapacity[d.id] = sum
+	}
+	for name, q := range d.ConsumedCapacity {
+		if total := sum[name]; total != nil {
+			total.Add(q)
+		} else {
+			q := q.DeepCopy()
+			sum[name] = &q
+		}
+	}
+}
+
+func oneShare(id structured.DeviceID) structured.SharedDeviceID {
+	return structured.SharedDeviceID{Driver: id.Driver, Pool: id.Pool, Device: id.Device}
 }
 
 // allocate asks the allocator for claims on one node, in a given state. It
@@ -54,11 +73,7 @@ func (s *State) allocate(id engine.WorkloadID, n *node, state structured.Allocat
 	if len(claims) == 0 {
 		return []resourceapi.AllocationResult{}, nil
 	}
-	available := n.slices
-	if len(s.shared) > 0 {
-		available = append(append([]*resourceapi.ResourceSlice{}, n.slices...), s.shared...)
-	}
-	a, err := structured.NewAllocator(context.Background(), features, state, s, available, s.cel)
+	a, err := structured.NewAllocator(context.Background(), features, state, s, s.available(n), s.cel)
 	if err != nil {
 		return nil, err
 	}
@@ -69,4 +84,27 @@ func (s *State) allocate(id engine.WorkloadID, n *node, state structured.Allocat
 	return s.search(namespaceOf(id), claims, func(ctx context.Context) ([]resourceapi.AllocationResult, error) {
 		return a.Allocate(ctx, object, claims)
 	})
+}
+
+// available lists the slices that the allocator needs for a node: its own, those
+// that belong to no single node, and the others of the same pools, without which
+// a pool would look incomplete.
+func (s *State) available(n *node) []*resourceapi.ResourceSlice {
+	all, own := n.slices, true
+	for _, slice := range n.slices {
+		p := s.pools[poolKey{slice.Spec.Driver, slice.Spec.Pool.Name}]
+		for _, other := range p.slices {
+			if other.Spec.NodeName == nil || *other.Spec.NodeName == n.name || slices.Contains(all, other) {
+				continue
+			}
+			if own {
+				all, own = slices.Clone(all), false
+			}
+			all = append(all, other)
+		}
+	}
+	if len(s.shared) > 0 {
+		all = slices.Concat(all, s.shared)
+	}
+	return all
 }

@@ -70,7 +70,7 @@ func ask(s *State, id engine.WorkloadID, n int32, gi int64, change func(*corev1.
 	if change != nil {
 		change(&set.Spec)
 	}
-	s.SetWorkload(id, []PodSet{set})
+	s.SetWorkload(id, []PodSet{set}, "")
 	return &engine.Workload{ID: id}, engine.Assignment{PodSets: []engine.PodSetAssignment{{
 		Name: "main", Count: n, Flavors: map[engine.Resource]engine.FlavorName{"nvidia.com/gpu": "gpu"},
 	}}}
@@ -265,7 +265,7 @@ func TestASecondGateWaitsWhereOrderDecides(t *testing.T) {
 
 func TestAPromisedNodeThatIsFullIsExchanged(t *testing.T) {
 	s := world(BinPack)
-	addNode(s, "n1", nil, 40)
+	addNode(s, "n1", nil, 30)
 	addNode(s, "n2", nil, 80)
 	w, a := ask(s, "w", 1, 30, nil)
 	p, no := s.Place(w, a, nil)
@@ -284,7 +284,7 @@ func TestAClaimThatPodsShareIsPlacedOnceAndBindsThem(t *testing.T) {
 	addNode(s, "n1", nil, 40)
 	addNode(s, "n2", nil, 40)
 	shared := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: "shared", UID: "shared"}, Spec: spec(30)}
-	s.SetWorkload("w", []PodSet{{Name: "main", Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c"}}}, Shared: []*resourceapi.ResourceClaim{shared}}})
+	s.SetWorkload("w", []PodSet{{Name: "main", Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c"}}}, Shared: []*resourceapi.ResourceClaim{shared}}}, "")
 	_, a := &engine.Workload{ID: "w"}, engine.Assignment{PodSets: []engine.PodSetAssignment{{Name: "main", Count: 3}}}
 	p, no := s.Place(&engine.Workload{ID: "w"}, a, nil)
 	if no != nil {
@@ -310,18 +310,18 @@ func TestANodesOwnStateGivesTheClustersAnswer(t *testing.T) {
 			s.SetClaim(allocated(fmt.Sprintf("c%d", i), fmt.Sprintf("n%d", rapid.IntRange(0, nodes-1).Draw(r, "on")),
 				fmt.Sprintf("gpu-%d", rapid.IntRange(0, 1).Draw(r, "card")), rapid.Int64Range(1, 20).Draw(r, "gi")), "")
 		}
-		t := s.look()
+		t := s.look("")
 		for n := range nodes {
 			node := s.nodes[fmt.Sprintf("n%d", n)]
 			claim := []*resourceapi.ResourceClaim{{ObjectMeta: metav1.ObjectMeta{Name: "x", UID: "x"}, Spec: spec(rapid.Int64Range(0, 80).Draw(r, "ask"))}}
-			local, err := s.allocate("", node, s.allocated(node, t), claim)
+			local, err := s.allocate("", node, s.view(node, t).state, claim)
 			if err != nil {
 				r.Fatal(err)
 			}
 			everything := newAllocated()
 			for _, h := range s.claims {
 				for i := range h.results {
-					take(&everything, &h.results[i])
+					take(&everything, h.results[i])
 				}
 			}
 			global, err := s.allocate("", node, everything, claim)
@@ -352,3 +352,5 @@ func TestTopUpKeepsPlacesForPodsThatHaveNone(t *testing.T) {
 		}
 	}
 }
+
+func quantity(s string) resource.Quantity { return resource.MustParse(s) }

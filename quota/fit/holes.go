@@ -6,96 +6,83 @@ import (
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/dynamic-resource-allocation/structured"
 
 	"github.com/sluice-gpu/sluice/quota/engine"
 	"github.com/sluice-gpu/sluice/quota/pricing"
 )
 
-// hole is what is left of one shareable card.
-type hole struct {
-	where         string
-	memory, cores int64
-}
-
-// holes lists what is left of the cards of a node, largest memory first. Cards
-// that are allocated as a whole or tainted have nothing left.
-func (s *State) holes(n *node, t *trial) []hole {
-	state := s.allocated(n, t)
-	var left []hole
-	for _, slice := range n.slices {
-		if slice.Spec.Driver != pricing.DriverName {
-			continue
-		}
-		for i := range slice.Spec.Devices {
-			d := &slice.Spec.Devices[i]
-			if d.AllowMultipleAllocations == nil || !*d.AllowMultipleAllocations || len(d.Taints) > 0 {
-				continue
-			}
-			id := structured.MakeDeviceID(slice.Spec.Driver, slice.Spec.Pool.Name, d.Name)
-			if state.AllocatedDevices.Has(id) {
-				continue
-			}
-			used := state.AggregatedCapacity[id]
-			left = append(left, hole{
-				where:  n.name + "/" + d.Name,
-				memory: remaining(d, pricing.CapacityMemory, used),
-				cores:  remaining(d, pricing.CapacityCores, used),
-			})
-		}
-	}
-	slices.SortStableFunc(left, func(a, b hole) int { return cmp.Compare(b.memory, a.memory) })
-	return left
-}
-
-func remaining(d *resourceapi.Device, key resourceapi.QualifiedName, used structured.ConsumedCapacity) int64 {
-	c, ok := d.Capacity[key]
-	if !ok {
-		return 0
-	}
-	left := c.Value.DeepCopy()
-	if u := used[key]; u != nil {
-		left.Sub(*u)
-	}
-	return max(0, left.Value())
-}
-
-func (s *State) freeMemory(n *node, t *trial) int64 {
-	var sum int64
-	for _, h := range s.holes(n, t) {
-		sum += h.memory
-	}
-	return sum
-}
+// namedHoles is how many of the largest holes a reason to wait names.
+const namedHoles = 3
 
 // noRoom explains that no node takes one more pod: by the cards of the nodes
 // that would accept it, or by why none would.
-func (s *State) noRoom(set *PodSet, claims []*resourceapi.ResourceClaim, accepted []*node, why refusals, t *trial) *engine.NoRoom {
-	if len(s.nodes) == 0 {
-		return &engine.NoRoom{Reason: "there are no nodes"}
+func (s *State) noRoom(q *query, why *refusals, t *trial) *noRoom {
+	no := &noRoom{cause: CauseCards}
+	if q.fixed != "" {
+		defer func() { no.Reason += fmt.Sprintf("; a claim that the pod shares is on node %s", q.fixed) }()
 	}
-	if len(accepted) == 0 {
-		return &engine.NoRoom{Reason: fmt.Sprintf("no node accepts a pod of set %q (%s)", set.Name, why)}
+	switch {
+	case len(s.indexes[""].free) == 0:
+		no.cause, no.Reason = CauseNode, "there are no nodes"
+		return no
+	case len(q.index.free) == 0:
+		no.cause, no.Reason = CauseNode, fmt.Sprintf("no node accepts a pod of set %q (not selected by the flavor's node labels)", q.set.Name)
+		return no
+	case why.hard > 0:
+		no.cause, no.Reason = CauseSearch, fmt.Sprintf("%s (%d of %d nodes were not searched to the end)", errTooMany, why.hard, why.tried)
+		return no
+	case why.tried == 0 && len(why.reasons) > 0:
+		no.cause, no.Reason = why.cause(), fmt.Sprintf("no node accepts a pod of set %q (%s)", q.set.Name, why)
+		if q.wants.sized && !q.wants.blind {
+			no.Reason = fmt.Sprintf("no node with %s free accepts a pod of set %q (%s)", need(q.claims), q.set.Name, why)
+		}
+		return no
 	}
-	no := &engine.NoRoom{Reason: fmt.Sprintf("no card has %s free", s.need(claims))}
-	if len(why) > 0 {
+	no.Reason = fmt.Sprintf("no card has %s free", need(q.claims))
+	if len(why.reasons) > 0 {
 		no.Reason += fmt.Sprintf(" (%s)", why)
 	}
-	var left []hole
-	for _, n := range accepted {
-		left = append(left, s.holes(n, t)...)
-	}
-	slices.SortStableFunc(left, func(a, b hole) int { return cmp.Compare(b.memory, a.memory) })
-	for _, h := range left {
-		if h.memory > 0 {
-			no.Holes = append(no.Holes, engine.Hole{Where: h.where, Resource: pricing.ResourceMemory, Size: engine.Amount(h.memory)})
-		}
+	if len(t.without) == 0 {
+		no.Holes = s.largestHoles(q, t)
 	}
 	return no
 }
 
+// largestHoles lists the largest pieces that are left of cards on nodes that the
+// pods could run on.
+func (s *State) largestHoles(q *query, t *trial) []engine.Hole {
+	var nodes []*node
+	for n := range q.index.emptiest() {
+		if _, differs := t.views[n]; differs || q.welcome(n) != nil {
+			continue
+		}
+		// The largest holes are on the nodes that have the largest.
+		if nodes = append(nodes, n); len(nodes) == namedHoles {
+			break
+		}
+	}
+	for n := range t.views {
+		if q.index.selects(n) && q.welcome(n) == nil {
+			nodes = append(nodes, n)
+		}
+	}
+	var holes []engine.Hole
+	for _, n := range nodes {
+		v := s.view(n, t)
+		for i := range v.cards {
+			if c := &v.cards[i]; c.open && c.freeMemory > 0 && !c.tainted {
+				holes = append(holes, engine.Hole{Where: n.name + "/" + c.device.Name, Resource: pricing.ResourceMemory, Size: engine.Amount(c.freeMemory)})
+			}
+		}
+	}
+	slices.SortFunc(holes, func(a, b engine.Hole) int {
+		return cmp.Or(cmp.Compare(b.Size, a.Size), cmp.Compare(a.Where, b.Where))
+	})
+	return holes[:min(len(holes), namedHoles)]
+}
+
 // need describes what the claims of one pod ask for.
-func (s *State) need(claims []*resourceapi.ResourceClaim) string {
+func need(claims []*resourceapi.ResourceClaim) string {
 	text := ""
 	for _, c := range claims {
 		for i := range c.Spec.Devices.Requests {

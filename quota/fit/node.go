@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -12,18 +11,30 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	resourcehelper "k8s.io/component-helpers/resource"
 	schedulinghelper "k8s.io/component-helpers/scheduling/corev1"
-	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/klog/v2"
 
 	"github.com/sluice-gpu/sluice/quota/engine"
+	"github.com/sluice-gpu/sluice/quota/pricing"
 )
 
 // node is a node with what is on it.
 type node struct {
 	name   string
 	object *corev1.Node
+	// slices are the node's own, cards the devices in them as if nobody had any,
+	// nil while they are not listed.
 	slices []*resourceapi.ResourceSlice
+	cards  []card
 	pods   map[types.UID]*podOnNode
+	slots  []*slot
+
+	// base is what is left when everything counts, nil while that is not
+	// computed.
+	base  *view
+	stale bool
+	// in are the indexes that have the node, by the keys at.
+	in []*index
+	at keys
 }
 
 // podOnNode is a pod that is bound to a node and not finished.
@@ -36,13 +47,28 @@ type podOnNode struct {
 // SetPod tells of a pod: the node it is bound to, if any, and the workload it
 // belongs to ("" for pods that no budget governs). Finished pods take nothing.
 func (s *State) SetPod(p *corev1.Pod, workload engine.WorkloadID) {
-	s.RemovePod(p.UID)
 	if p.Spec.NodeName == "" || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
+		s.RemovePod(p.UID)
 		return
 	}
 	on := &podOnNode{node: p.Spec.NodeName, workload: workload, requests: s.requests(&p.Spec)}
+	if old := s.pods[p.UID]; old != nil {
+		if old.node == on.node && old.workload == on.workload && sameList(old.requests, on.requests) {
+			return
+		}
+		s.RemovePod(p.UID)
+	}
 	s.pods[p.UID] = on
-	s.node(on.node).pods[p.UID] = on
+	if workload != "" {
+		s.workload(workload).bound[p.UID] = on
+	}
+	n := s.node(on.node)
+	n.pods[p.UID] = on
+	s.burden(n, on.requests, true)
+}
+
+func sameList(a, b corev1.ResourceList) bool {
+	return maps.EqualFunc(a, b, func(a, b resource.Quantity) bool { return a.Cmp(b) == 0 })
 }
 
 // RemovePod says that a pod takes nothing any more.
@@ -51,9 +77,15 @@ func (s *State) RemovePod(uid types.UID) {
 	if on == nil {
 		return
 	}
+	s.freed = true
 	delete(s.pods, uid)
+	if w := s.workloads[on.workload]; w != nil {
+		delete(w.bound, uid)
+		s.forget(on.workload, w)
+	}
 	if n := s.nodes[on.node]; n != nil {
 		delete(n.pods, uid)
+		s.burden(n, on.requests, false)
 		s.tidy(n)
 	}
 }
@@ -83,58 +115,77 @@ func (s *State) requests(spec *corev1.PodSpec) corev1.ResourceList {
 	return all
 }
 
-// accepts says why the scheduler would not put a pod on a node, cards aside; ""
-// if it would. pod carries the flavor's labels and tolerations already.
-func (s *State) accepts(n *node, pod *corev1.Pod, needs corev1.ResourceList, t *trial) string {
-	if n.object == nil {
-		return "unknown node"
-	}
-	if n.object.Spec.Unschedulable && !tolerates(pod, &corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}) {
-		return "cordoned"
-	}
-	taint, untolerated := schedulinghelper.FindMatchingUntoleratedTaint(klog.Background(), n.object.Spec.Taints, pod.Spec.Tolerations, func(t *corev1.Taint) bool {
-		return t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute
-	}, false)
-	if untolerated {
-		return "taint " + taint.ToString() + " is not tolerated"
-	}
-	if ok, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(n.object); err != nil || !ok {
-		return "not selected by nodeSelector or affinity"
-	}
-	return s.short(n, needs, t)
+// refusal is why a node was not taken.
+type refusal struct {
+	cause Cause
+	text  string
 }
 
-func tolerates(pod *corev1.Pod, taint *corev1.Taint) bool {
-	return schedulinghelper.TolerationsTolerateTaint(klog.Background(), pod.Spec.Tolerations, taint, false)
+// accepts says why the scheduler would not put a pod on a node, cards aside;
+// nil if it would.
+func (s *State) accepts(n *node, q *query, t *trial) *refusal {
+	if why := q.welcome(n); why != nil {
+		return why
+	}
+	return s.view(n, t).short(n, q)
+}
+
+// welcome is the part of accepts that does not depend on what others take.
+func (q *query) welcome(n *node) *refusal {
+	if n.object == nil {
+		return &refusal{CauseNode, "unknown node"}
+	}
+	if n.object.Spec.Unschedulable && !q.tolerates(&corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}) {
+		return &refusal{CauseNode, "cordoned"}
+	}
+	if len(n.object.Spec.Taints) > 0 {
+		taint, untolerated := schedulinghelper.FindMatchingUntoleratedTaint(klog.Background(), n.object.Spec.Taints, q.pod.Spec.Tolerations, func(t *corev1.Taint) bool {
+			return t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute
+		}, false)
+		if untolerated {
+			return &refusal{CauseNode, "taint " + taint.ToString() + " is not tolerated"}
+		}
+	}
+	if ok, err := q.affinity.Match(n.object); err != nil || !ok {
+		return &refusal{CauseNode, "not selected by nodeSelector or affinity"}
+	}
+	return nil
+}
+
+func (q *query) tolerates(taint *corev1.Taint) bool {
+	return schedulinghelper.TolerationsTolerateTaint(klog.Background(), q.pod.Spec.Tolerations, taint, false)
 }
 
 // short names the first resource of which a node has not enough left.
-func (s *State) short(n *node, needs corev1.ResourceList, t *trial) string {
-	used := corev1.ResourceList{}
-	count := int64(0)
-	for _, p := range n.pods {
-		if !t.without[p.workload] {
-			addAll(used, p.requests)
-			count++
-		}
+func (v *view) short(n *node, q *query) *refusal {
+	if pods, ok := n.object.Status.Allocatable[corev1.ResourcePods]; ok && v.pods+1 > pods.Value() {
+		return &refusal{CauseResources, "too many pods"}
 	}
-	for _, sl := range t.slots {
-		if sl.node == n.name {
-			addAll(used, sl.requests)
-			count++
-		}
-	}
-	if pods, ok := n.object.Status.Allocatable[corev1.ResourcePods]; ok && count+1 > pods.Value() {
-		return "too many pods"
-	}
-	for _, name := range slices.Sorted(maps.Keys(needs)) {
-		need, free := needs[name], n.object.Status.Allocatable[name].DeepCopy()
-		free.Sub(used[name])
+	for _, name := range q.names {
+		need, free := q.needs[name], n.object.Status.Allocatable[name].DeepCopy()
+		free.Sub(v.used[name])
 		if need.Cmp(free) > 0 {
-			return fmt.Sprintf("%s %s asked, %s free", need.String(), name, free.String())
+			return &refusal{CauseResources, fmt.Sprintf("%s %s asked, %s free", need.String(), name, free.String())}
 		}
 	}
-	return ""
+	return nil
+}
+
+// large says why a pod could not run on a node although it were empty.
+func (q *query) large(n *node) *refusal {
+	return (&view{}).short(n, q)
+}
+
+// busyPlugin refuses nodes on which a device plugin serves a resource that a
+// DeviceClass serves too: the scheduler would take the plugin's there, outside
+// of every claim.
+func (q *query) busyPlugin(n *node) *refusal {
+	for _, name := range q.extended {
+		if a := n.object.Status.Allocatable[name]; !a.IsZero() {
+			return &refusal{CauseNode, fmt.Sprintf("a device plugin serves %s there", name)}
+		}
+	}
+	return nil
 }
 
 func addAll(sum, more corev1.ResourceList) {
@@ -143,24 +194,6 @@ func addAll(sum, more corev1.ResourceList) {
 		total.Add(q)
 		sum[name] = total
 	}
-}
-
-// withFlavors is the pod as it will be when its gate opens: with the labels of
-// its flavors selected and their tolerations.
-func (s *State) withFlavors(set *PodSet, a *engine.PodSetAssignment) *corev1.Pod {
-	pod := &corev1.Pod{Spec: *set.Spec.DeepCopy()}
-	pod.Spec.NodeSelector = maps.Clone(pod.Spec.NodeSelector)
-	if pod.Spec.NodeSelector == nil {
-		pod.Spec.NodeSelector = map[string]string{}
-	}
-	for _, name := range flavorsOf(a) {
-		f := s.flavors[name]
-		for k, v := range f.NodeLabels {
-			pod.Spec.NodeSelector[k] = v
-		}
-		pod.Spec.Tolerations = append(pod.Spec.Tolerations, f.Tolerations...)
-	}
-	return pod
 }
 
 func flavorsOf(a *engine.PodSetAssignment) []engine.FlavorName {
@@ -174,18 +207,8 @@ func flavorsOf(a *engine.PodSetAssignment) []engine.FlavorName {
 	return names
 }
 
-// refusals counts why nodes were refused, for one sentence.
-type refusals map[string]int
-
-func (r refusals) String() string {
-	reasons := slices.Sorted(maps.Keys(r))
-	slices.SortStableFunc(reasons, func(a, b string) int { return r[b] - r[a] })
-	var parts []string
-	for i, reason := range reasons {
-		if i == 3 {
-			break
-		}
-		parts = append(parts, fmt.Sprintf("%d nodes: %s", r[reason], reason))
-	}
-	return strings.ReplaceAll(strings.Join(parts, "; "), "1 nodes: ", "1 node: ")
+// extendedOf is the claim that the scheduler makes for a pod's extended
+// resources, nil if none is served by a DeviceClass, and their names.
+func (s *State) extendedOf(spec *corev1.PodSpec) (*resourceapi.DeviceClaim, []corev1.ResourceName) {
+	return pricing.ExtendedResources(spec, s.classes)
 }

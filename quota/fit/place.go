@@ -1,19 +1,17 @@
 package fit
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/sluice-gpu/sluice/quota/engine"
-	"github.com/sluice-gpu/sluice/quota/pricing"
 )
 
 // slot is the place of one pod: promised until its claims are seen allocated.
@@ -22,38 +20,27 @@ type slot struct {
 	set      string
 	node     string
 	// pod is the pod that the slot was given to, "" while none has.
-	pod      types.UID
+	pod types.UID
+	// equipped says that the pod's claims have their devices and count themselves.
+	equipped bool
 	requests corev1.ResourceList
-	// results are what the allocator gave for the trial, one for each claim.
-	results []resourceapi.AllocationResult
-	// claims are what those results answer.
+	// devices are what the allocator gave for the trial.
+	devices []device
+	// claims are what those answer.
 	claims []*resourceapi.ResourceClaim
 }
 
-// trial is one look at the state: who is left out of account and which slots
-// count as taken.
-type trial struct {
-	without map[engine.WorkloadID]bool
-	slots   []*slot
+func (sl *slot) has(claim types.UID) bool {
+	return slices.ContainsFunc(sl.claims, func(c *resourceapi.ResourceClaim) bool { return c.UID == claim })
 }
 
-// look starts a trial in which the slots of the workloads in without do not
-// count.
-func (s *State) look(without ...engine.WorkloadID) *trial {
-	t := &trial{without: map[engine.WorkloadID]bool{}}
-	for _, id := range without {
-		t.without[id] = true
+// slotOn makes the slot for a pod on a node, by what the allocator said.
+func (q *query) slotOn(n *node, results []resourceapi.AllocationResult) *slot {
+	sl := &slot{workload: q.workload, set: q.set.Name, node: n.name, requests: q.needs, claims: q.claims}
+	for i := range results {
+		sl.devices = append(sl.devices, devicesOf(results[i].Devices.Results)...)
 	}
-	for id, w := range s.workloads {
-		if !t.without[id] {
-			t.slots = append(t.slots, w.slots...)
-		}
-	}
-	// The order decides nothing, but keeps results reproducible.
-	slices.SortStableFunc(t.slots, func(a, b *slot) int {
-		return cmp.Or(cmp.Compare(a.workload, b.workload), cmp.Compare(a.set, b.set), cmp.Compare(a.node, b.node))
-	})
-	return t
+	return sl
 }
 
 // Place implements the engine's Fit.
@@ -62,36 +49,69 @@ func (s *State) Place(w *engine.Workload, flavors engine.Assignment, without []e
 	if known == nil {
 		return engine.Placement{}, &engine.NoRoom{Reason: "what its pods need is not known yet"}
 	}
-	t := s.look(without...)
-	// What the workload itself was promised does not count against it.
-	t.slots = slices.DeleteFunc(t.slots, func(sl *slot) bool { return sl.workload == w.ID })
+	t := s.look(w.ID, without...)
+	placed, why := s.placeAll(w.ID, known, &flavors, t, s.placeOne)
+	if why != nil {
+		if len(without) == 0 {
+			s.counts.Refusals[why.cause]++
+			flavors := copyOf(&flavors)
+			why.Keep = func() (engine.Placement, bool) { return s.keep(w.ID, flavors) }
+		}
+		return engine.Placement{}, &why.NoRoom
+	}
+	p := placement(placed)
+	if len(without) > 0 {
+		p.Displaces = s.displacedBy(placed, t)
+	}
+	return p, nil
+}
+
+// noRoom is why there is none, and the kind of reason.
+type noRoom struct {
+	engine.NoRoom
+	cause Cause
+}
+
+// finder finds a place for one more pod in a trial.
+type finder func(q *query, t *trial, shared map[string]string) (*slot, *noRoom)
+
+// placeAll finds a place for every pod of an assignment, one after the other.
+func (s *State) placeAll(id engine.WorkloadID, w *workload, a *engine.Assignment, t *trial, find finder) ([]*slot, *noRoom) {
 	var placed []*slot
-	for i := range flavors.PodSets {
-		a := &flavors.PodSets[i]
-		set := known.set(a.Name)
+	for i := range a.PodSets {
+		given := &a.PodSets[i]
+		set := w.set(given.Name)
 		if set == nil {
-			return engine.Placement{}, &engine.NoRoom{Reason: fmt.Sprintf("what the pods of set %q need is not known yet", a.Name)}
+			return nil, &noRoom{cause: CauseUnknown, NoRoom: engine.NoRoom{Reason: fmt.Sprintf("what the pods of set %q need is not known yet", given.Name)}}
 		}
 		shared := map[string]string{}
-		for range a.Count {
-			sl, why := s.placeOne(w.ID, set, a, t, shared)
+		var q *query
+		for range given.Count {
+			if q == nil || len(set.Shared) > 0 {
+				q = s.query(id, w, set, given, shared, t)
+			}
+			sl, why := find(q, t, shared)
 			if why != nil {
-				if total := podsOf(&flavors); total > 1 {
+				if total := podsOf(a); total > 1 {
 					why.Reason = fmt.Sprintf("%d of %d pods have room; %s", len(placed), total, why.Reason)
 				}
-				return engine.Placement{}, why
+				return nil, why
 			}
-			t.slots = append(t.slots, sl)
+			s.put(t, sl)
 			placed = append(placed, sl)
 		}
 	}
+	return placed, nil
+}
+
+func placement(placed []*slot) engine.Placement {
 	p := engine.Placement{Detail: placed}
 	index := map[string]int32{}
 	for _, sl := range placed {
 		p.Pods = append(p.Pods, engine.PlacedPod{PodSet: sl.set, Index: index[sl.set], Node: sl.node})
 		index[sl.set]++
 	}
-	return p, nil
+	return p
 }
 
 func podsOf(a *engine.Assignment) int32 {
@@ -102,161 +122,164 @@ func podsOf(a *engine.Assignment) int32 {
 	return n
 }
 
-func (w *workload) set(name string) *PodSet {
-	for i := range w.sets {
-		if w.sets[i].Name == name {
-			return &w.sets[i]
-		}
-	}
-	return nil
-}
+// linkTries bounds on how many nodes cards of one NVLink domain are looked for.
+const linkTries = 64
 
 // placeOne finds a node for one more pod. shared remembers where the claims by
 // name were put that the pods of this trial use together.
-func (s *State) placeOne(id engine.WorkloadID, set *PodSet, a *engine.PodSetAssignment, t *trial, shared map[string]string) (*slot, *engine.NoRoom) {
-	pod := s.withFlavors(set, a)
-	needs := s.requests(&set.Spec)
-	claims, fixed, err := s.claimsOf(set, shared, t)
-	if err != nil {
-		return nil, &engine.NoRoom{Reason: err.Error(), Never: true}
-	}
-	why := refusals{}
-	var accepted []*node
-	hard := 0
-	for _, n := range s.candidates(t) {
-		if fixed != "" && n.name != fixed {
-			why["a claim that it shares is on "+fixed]++
-			continue
-		}
-		if reason := s.accepts(n, pod, needs, t); reason != "" {
-			why[reason]++
-			continue
-		}
-		accepted = append(accepted, n)
-		if reason := s.busyPlugin(n, &set.Spec); reason != "" {
-			why[reason]++
-			continue
-		}
-		results, err := s.allocate(id, n, s.allocated(n, t), claims)
-		if errors.Is(err, errTooMany) {
-			hard++
-			continue
-		}
+func (s *State) placeOne(q *query, t *trial, shared map[string]string) (*slot, *noRoom) {
+	why := &refusals{}
+	var second *slot
+	for n := range s.candidates(q, t) {
+		sl, err := s.try(q, n, t, why)
 		if err != nil {
-			return nil, &engine.NoRoom{Reason: strings.TrimSpace(err.Error())}
+			return nil, &noRoom{cause: CauseClaim, NoRoom: engine.NoRoom{Reason: strings.TrimSpace(err.Error())}}
 		}
-		if results == nil {
+		if sl == nil {
 			continue
 		}
-		for _, c := range set.Shared {
-			shared[c.Name] = n.name
-		}
-		return &slot{workload: id, set: set.Name, node: n.name, requests: needs, results: results, claims: claims}, nil
-	}
-	no := s.noRoom(set, claims, accepted, why, t)
-	if hard > 0 {
-		no.Reason, no.Holes = fmt.Sprintf("%s (%d of %d nodes were not searched to the end)", errTooMany, hard, len(accepted)), nil
-	}
-	return nil, no
-}
-
-// claimsOf lists the claims that still need devices for one pod, and the node
-// to which allocated ones bind it, "" for none.
-func (s *State) claimsOf(set *PodSet, shared map[string]string, t *trial) ([]*resourceapi.ResourceClaim, string, error) {
-	var claims []*resourceapi.ResourceClaim
-	fixed := ""
-	for i := range set.Claims {
-		claims = append(claims, &resourceapi.ResourceClaim{
-			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("claim-%d", i), UID: types.UID(fmt.Sprintf("trial-%d", i))},
-			Spec:       set.Claims[i],
-		})
-	}
-	for _, c := range set.Shared {
-		switch {
-		case shared[c.Name] != "":
-			fixed = shared[c.Name]
-		case c.Status.Allocation != nil:
-			if name := nodeOf(c.Status.Allocation); name != "" {
-				fixed = name
+		if q.policy == NVLink && q.wants.many && !s.linked(n, sl.devices) {
+			if second == nil {
+				second = sl
 			}
-		case t.promised(c.UID) != "":
-			fixed = t.promised(c.UID)
-		default:
-			claims = append(claims, c)
+			if why.tried < linkTries {
+				continue
+			}
+			sl = second
 		}
+		second = sl
+		break
 	}
-	if extended, _ := pricing.ExtendedResources(&set.Spec, s.classes); extended != nil {
-		claims = append(claims, &resourceapi.ResourceClaim{
-			ObjectMeta: metav1.ObjectMeta{Name: "extended", UID: "trial-extended"},
-			Spec:       resourceapi.ResourceClaimSpec{Devices: *extended},
-		})
+	if second == nil {
+		return nil, s.noRoom(q, why, t)
 	}
-	return claims, fixed, nil
+	for _, c := range q.set.Shared {
+		shared[c.Name] = second.node
+	}
+	return second, nil
 }
 
-// promised is the node on which a claim has a place already, "" for none.
-func (t *trial) promised(claim types.UID) string {
-	for _, sl := range t.slots {
-		for _, c := range sl.claims {
-			if c.UID == claim {
-				return sl.node
+// try asks for a place on one node; nil if there is none there. An error says
+// that there can be none anywhere.
+func (s *State) try(q *query, n *node, t *trial, why *refusals) (*slot, error) {
+	r := s.accepts(n, q, t)
+	if r == nil {
+		r = q.busyPlugin(n)
+	}
+	if r != nil {
+		why.add(r)
+		return nil, nil
+	}
+	why.tried++
+	v := s.view(n, t)
+	if _, known := v.refused[q.key]; known && q.key != "" {
+		return nil, nil
+	}
+	results, err := s.allocate(q.workload, n, v.state, q.claims)
+	switch {
+	case errors.Is(err, errTooMany):
+		why.hard++
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case results == nil:
+		v.refuse(q.key)
+		return nil, nil
+	}
+	return q.slotOn(n, results), nil
+}
+
+// remembered bounds what is remembered of one node.
+const remembered = 64
+
+func (v *view) refuse(key string) {
+	if v.refused == nil || len(v.refused) >= remembered {
+		v.refused = map[string]struct{}{}
+	}
+	v.refused[key] = struct{}{}
+}
+
+// refusals counts why nodes were refused, for one sentence.
+type refusals struct {
+	reasons map[string]int
+	causes  map[Cause]int
+	// tried counts the nodes whose cards were looked at, hard those of them that
+	// were not searched to the end.
+	tried, hard int
+}
+
+func (r *refusals) add(why *refusal) {
+	if r.reasons == nil {
+		r.reasons, r.causes = map[string]int{}, map[Cause]int{}
+	}
+	r.reasons[why.text]++
+	r.causes[why.cause]++
+}
+
+// cause is the commonest.
+func (r *refusals) cause() Cause {
+	best := CauseNode
+	for _, c := range slices.Sorted(maps.Keys(r.causes)) {
+		if r.causes[c] > r.causes[best] {
+			best = c
+		}
+	}
+	return best
+}
+
+func (r *refusals) String() string {
+	reasons := slices.Sorted(maps.Keys(r.reasons))
+	slices.SortStableFunc(reasons, func(a, b string) int { return r.reasons[b] - r.reasons[a] })
+	var parts []string
+	for i, reason := range reasons {
+		if i == 3 {
+			break
+		}
+		parts = append(parts, fmt.Sprintf("%d nodes: %s", r.reasons[reason], reason))
+	}
+	text := strings.Join(parts, "; ")
+	if strings.HasPrefix(text, "1 nodes: ") {
+		text = "1 node: " + text[len("1 nodes: "):]
+	}
+	return strings.ReplaceAll(text, "; 1 nodes: ", "; 1 node: ")
+}
+
+// displaced are the workloads left out of a trial that have something on a node.
+func (s *State) displaced(n *node, t *trial) map[engine.WorkloadID]bool {
+	if len(t.without) == 0 {
+		return nil
+	}
+	there := map[engine.WorkloadID]bool{}
+	note := func(id engine.WorkloadID) {
+		if t.without[id] {
+			there[id] = true
+		}
+	}
+	for _, slice := range n.slices {
+		if p := s.pools[poolKey{slice.Spec.Driver, slice.Spec.Pool.Name}]; p != nil {
+			for _, h := range p.taken {
+				note(h.workload)
 			}
 		}
 	}
-	return ""
+	for _, p := range n.pods {
+		note(p.workload)
+	}
+	for _, sl := range n.slots {
+		note(sl.workload)
+	}
+	return there
 }
 
-// nodeOf is the node to which an allocation is bound, "" for devices that are
-// not local to one.
-func nodeOf(a *resourceapi.AllocationResult) string {
-	if a.NodeSelector == nil {
-		return ""
-	}
-	for _, term := range a.NodeSelector.NodeSelectorTerms {
-		for _, f := range term.MatchFields {
-			if f.Key == metav1.ObjectNameField && f.Operator == corev1.NodeSelectorOpIn && len(f.Values) == 1 {
-				return f.Values[0]
-			}
+// displacedBy are those that have something where the pods of a placement go, nil
+// if it uses devices of everybody's, where that cannot be told.
+func (s *State) displacedBy(placed []*slot, t *trial) []engine.WorkloadID {
+	all := map[engine.WorkloadID]bool{}
+	for _, sl := range placed {
+		if s.roams(sl) {
+			return nil
 		}
+		maps.Copy(all, s.displaced(s.nodes[sl.node], t))
 	}
-	return ""
-}
-
-// busyPlugin refuses nodes on which a device plugin serves a resource that a
-// DeviceClass serves too: the scheduler would take the plugin's there, outside
-// of every claim.
-func (s *State) busyPlugin(n *node, spec *corev1.PodSpec) string {
-	_, names := pricing.ExtendedResources(spec, s.classes)
-	for _, name := range names {
-		if q := n.object.Status.Allocatable[name]; !q.IsZero() {
-			return fmt.Sprintf("a device plugin serves %s there", name)
-		}
-	}
-	return ""
-}
-
-// candidates lists the nodes in the order of the policy.
-func (s *State) candidates(t *trial) []*node {
-	type scored struct {
-		*node
-		free int64
-	}
-	all := make([]scored, 0, len(s.nodes))
-	for _, n := range s.nodes {
-		if n.object != nil {
-			all = append(all, scored{n, s.freeMemory(n, t)})
-		}
-	}
-	slices.SortFunc(all, func(a, b scored) int {
-		order := cmp.Compare(a.free, b.free)
-		if s.policy == Spread {
-			order = -order
-		}
-		return cmp.Or(order, cmp.Compare(a.name, b.name))
-	})
-	nodes := make([]*node, len(all))
-	for i := range all {
-		nodes[i] = all[i].node
-	}
-	return nodes
+	return slices.AppendSeq([]engine.WorkloadID{}, slices.Values(slices.Sorted(maps.Keys(all))))
 }

@@ -1,36 +1,91 @@
 package fit
 
 import (
-	"fmt"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/sluice-gpu/sluice/quota/engine"
-	"github.com/sluice-gpu/sluice/quota/pricing"
 )
 
 // Take implements the engine's Fit: it reserves a placement that Place gave, instead
 // of whatever was reserved before.
 func (s *State) Take(id engine.WorkloadID, p engine.Placement) {
-	w := s.workloads[id]
-	if w == nil {
-		w = &workload{}
-		s.workloads[id] = w
-	}
 	placed, _ := p.Detail.([]*slot)
-	w.slots = slices.Clone(placed)
+	s.setSlots(s.workload(id), slices.Clone(placed))
 }
 
 // Drop implements the engine's Fit: it gives up what was reserved.
 func (s *State) Drop(id engine.WorkloadID) {
 	if w := s.workloads[id]; w != nil {
-		w.slots = nil
+		s.setSlots(w, nil)
+		s.forget(id, w)
 	}
 }
 
-// TopUp reserves places for the pods of an assignment that have none yet, as
-// many as there are, beside the slots that the workload has already, and says
+// setSlots exchanges the slots of a workload.
+func (s *State) setSlots(w *workload, slots []*slot) {
+	if slices.Equal(w.slots, slots) {
+		return
+	}
+	for _, sl := range w.slots {
+		s.unlistSlot(sl)
+	}
+	w.slots = slots
+	for _, sl := range slots {
+		s.listSlot(sl)
+	}
+}
+
+// addSlot gives a workload one more.
+func (s *State) addSlot(w *workload, sl *slot) {
+	w.slots = append(w.slots, sl)
+	s.listSlot(sl)
+}
+
+// removeSlots takes some from a workload.
+func (s *State) removeSlots(w *workload, which func(*slot) bool) {
+	w.slots = slices.DeleteFunc(w.slots, func(sl *slot) bool {
+		if !which(sl) {
+			return false
+		}
+		s.unlistSlot(sl)
+		return true
+	})
+}
+
+func (s *State) listSlot(sl *slot) {
+	n := s.node(sl.node)
+	n.slots = append(n.slots, sl)
+	s.changeSlot(sl, true)
+	if s.roams(sl) {
+		s.roaming[sl] = struct{}{}
+	}
+}
+
+func (s *State) unlistSlot(sl *slot) {
+	s.freed = true
+	delete(s.roaming, sl)
+	s.changeSlot(sl, false)
+	if n := s.nodes[sl.node]; n != nil {
+		n.slots = slices.DeleteFunc(n.slots, func(o *slot) bool { return o == sl })
+		s.tidy(n)
+	}
+}
+
+func (s *State) changeSlot(sl *slot, taken bool) {
+	if s.roams(sl) {
+		s.touchAll()
+		return
+	}
+	if n := s.nodes[sl.node]; n != nil {
+		s.change(n, sl.devices, taken)
+		s.burden(n, sl.requests, taken)
+	}
+}
+
+// TopUp reserves places for the pods of an assignment that have no devices yet,
+// as many as there are, beside the slots that the workload has already, and says
 // whether all have one now. It is for a workload that was admitted before a
 // restart.
 func (s *State) TopUp(id engine.WorkloadID, a engine.Assignment) bool {
@@ -39,7 +94,7 @@ func (s *State) TopUp(id engine.WorkloadID, a engine.Assignment) bool {
 		return false
 	}
 	all := true
-	t := s.look()
+	t := s.look("")
 	for i := range a.PodSets {
 		given := &a.PodSets[i]
 		set := w.set(given.Name)
@@ -48,22 +103,48 @@ func (s *State) TopUp(id engine.WorkloadID, a engine.Assignment) bool {
 		}
 		have := int32(0)
 		for _, sl := range w.slots {
-			if sl.set == given.Name {
+			if sl.set == given.Name && !sl.equipped {
 				have++
 			}
 		}
 		shared := map[string]string{}
 		for ; have < given.Count; have++ {
-			sl, why := s.placeOne(id, set, given, t, shared)
+			sl, why := s.placeOne(s.query(id, w, set, given, shared, t), t, shared)
 			if why != nil {
 				all = false
 				break
 			}
-			t.slots = append(t.slots, sl)
-			w.slots = append(w.slots, sl)
+			s.addSlot(w, sl)
+			// It counts by itself now.
+			t = s.look("")
 		}
 	}
 	return all
+}
+
+// Trim gives up promised places of a set beyond as many pods as may still come
+// for one. Pods that got their devices another way need no promise any more.
+func (s *State) Trim(id engine.WorkloadID, set string, most int32) {
+	w := s.workloads[id]
+	if w == nil {
+		return
+	}
+	for _, sl := range w.slots {
+		if sl.set == set && sl.pod == "" {
+			most--
+		}
+	}
+	if most >= 0 {
+		return
+	}
+	s.removeSlots(w, func(sl *slot) bool {
+		if sl.set != set || sl.pod != "" || most >= 0 {
+			return false
+		}
+		most++
+		return true
+	})
+	s.forget(id, w)
 }
 
 // Claims is how many claims of its own a pod of a set needs.
@@ -73,21 +154,41 @@ func (s *State) Claims(id engine.WorkloadID, set string) int {
 		return 0
 	}
 	n := len(w.set(set).Claims)
-	if extended, _ := pricing.ExtendedResources(&w.set(set).Spec, s.classes); extended != nil {
+	if extended, _ := s.extendedOf(&w.set(set).Spec); extended != nil {
 		n++
 	}
 	return n
 }
 
-// Equipped says that a pod's own claims have their devices: from now on the
-// claims count themselves, and the slot keeps only the pod's place on the node.
-func (s *State) Equipped(id engine.WorkloadID, pod types.UID) {
-	if w := s.workloads[id]; w != nil {
-		for _, sl := range w.slots {
-			if sl.pod == pod {
-				sl.results, sl.claims = nil, nil
-			}
+// Equipped says that a pod's own claims have their devices, on the node if that
+// is known: from now on the claims count themselves, and the slot keeps only the
+// pod's place on that node.
+func (s *State) Equipped(id engine.WorkloadID, pod types.UID, node string) {
+	w := s.workloads[id]
+	if w == nil {
+		return
+	}
+	for _, sl := range w.slots {
+		if sl.pod != pod || sl.equipped && (node == "" || node == sl.node) {
+			continue
 		}
+		if node != "" {
+			s.landed(node == sl.node)
+		}
+		s.unlistSlot(sl)
+		sl.devices, sl.claims, sl.equipped = nil, nil, true
+		if node != "" {
+			sl.node = node
+		}
+		s.listSlot(sl)
+	}
+}
+
+func (s *State) landed(where bool) {
+	if where {
+		s.counts.Hits++
+	} else {
+		s.counts.Misses++
 	}
 }
 
@@ -98,144 +199,12 @@ func (s *State) InFlight(id engine.WorkloadID) bool {
 	return w != nil && slices.ContainsFunc(w.slots, func(sl *slot) bool { return sl.pod != "" })
 }
 
-// Open finds the node for a pod whose gate is to open, and gives it a slot
-// until [State.Settle]. claims are the pod's own claims as they are in the API.
-//
-// The place promised to its workload is taken if it still has room, another one
-// otherwise. The answer is a reason instead if there is none, or if the pod
-// could take the room of others in flight on that node: the scheduler may serve
-// them in any order, and 40Gi then 20Gi may fit where 20Gi then 40Gi does not.
-func (s *State) Open(id engine.WorkloadID, a *engine.PodSetAssignment, pod types.UID) (string, *engine.NoRoom) {
-	w := s.workloads[id]
-	if w == nil || w.set(a.Name) == nil {
-		return "", &engine.NoRoom{Reason: "what its pods need is not known yet"}
-	}
-	set := w.set(a.Name)
-	var mine *slot
-	for _, sl := range w.slots {
-		if sl.pod == pod {
-			return sl.node, nil
-		}
-		if mine == nil && sl.pod == "" && sl.set == a.Name {
-			mine = sl
-		}
-	}
-	// Without the slot that was promised, there is at least its own room.
-	t := s.look()
-	t.slots = slices.DeleteFunc(t.slots, func(sl *slot) bool { return sl == mine })
-	found := s.again(mine, set, a, t)
-	if found == nil {
-		var why *engine.NoRoom
-		if found, why = s.placeOne(id, set, a, t, map[string]string{}); why != nil {
-			return "", why
-		}
-	}
-	if !s.anyOrder(found) {
-		return "", &engine.NoRoom{Reason: fmt.Sprintf("pods in flight on %s could take its room in another order", found.node)}
-	}
-	found.pod = pod
-	w.slots = append(slices.DeleteFunc(w.slots, func(sl *slot) bool { return sl == mine }), found)
-	return found.node, nil
-}
-
-// again tries the promised node first.
-func (s *State) again(promised *slot, set *PodSet, a *engine.PodSetAssignment, t *trial) *slot {
-	if promised == nil {
-		return nil
-	}
-	n := s.nodes[promised.node]
-	if n == nil || n.object == nil {
-		return nil
-	}
-	if s.accepts(n, s.withFlavors(set, a), promised.requests, t) != "" || s.busyPlugin(n, &set.Spec) != "" {
-		return nil
-	}
-	claims, fixed, err := s.claimsOf(set, map[string]string{}, t)
-	if err != nil || (fixed != "" && fixed != n.name) {
-		return nil
-	}
-	results, err := s.allocate(promised.workload, n, s.allocated(n, t), claims)
-	if err != nil || results == nil {
-		return nil
-	}
-	return &slot{workload: promised.workload, set: promised.set, node: n.name, requests: promised.requests, results: results, claims: claims}
-}
-
-// maxInFlight bounds how many different pods may be in flight on one node,
-// because every order of them is tried.
-const maxInFlight = 4
-
-// anyOrder says whether a pod and those in flight on its node all get their
-// devices in whichever order the scheduler serves them.
-func (s *State) anyOrder(last *slot) bool {
-	n := s.nodes[last.node]
-	flight := []*slot{last}
-	held := &trial{without: map[engine.WorkloadID]bool{}}
-	for _, w := range s.workloads {
-		for _, sl := range w.slots {
-			if sl.node == last.node && sl.pod != "" && sl != last {
-				flight = append(flight, sl)
-			}
-		}
-	}
-	kinds := map[string][]*slot{}
-	var names []string
-	for _, sl := range flight {
-		key := s.need(sl.claims)
-		if kinds[key] == nil {
-			names = append(names, key)
-		}
-		kinds[key] = append(kinds[key], sl)
-	}
-	if len(names) == 1 {
-		return true
-	}
-	if len(names) > maxInFlight {
-		return false
-	}
-	ok := true
-	permute(names, func(order []string) bool {
-		t := &trial{without: held.without}
-		for _, kind := range order {
-			for _, sl := range kinds[kind] {
-				results, err := s.allocate(last.workload, n, s.allocated(n, t), sl.claims)
-				if err != nil || results == nil {
-					ok = false
-					return false
-				}
-				t.slots = append(t.slots, &slot{node: n.name, results: results})
-			}
-		}
-		return true
-	})
-	return ok
-}
-
-// permute calls f with every order of names until it returns false.
-func permute(names []string, f func([]string) bool) bool {
-	var rec func(k int) bool
-	rec = func(k int) bool {
-		if k == len(names) {
-			return f(names)
-		}
-		for i := k; i < len(names); i++ {
-			names[k], names[i] = names[i], names[k]
-			again := rec(k + 1)
-			names[k], names[i] = names[i], names[k]
-			if !again {
-				return false
-			}
-		}
-		return true
-	}
-	return rec(0)
-}
-
 // Settle ends the slot of a pod: its claims are allocated and count by
 // themselves, or the pod is gone.
 func (s *State) Settle(id engine.WorkloadID, pod types.UID) {
 	if w := s.workloads[id]; w != nil {
-		w.slots = slices.DeleteFunc(w.slots, func(sl *slot) bool { return sl.pod == pod })
+		s.removeSlots(w, func(sl *slot) bool { return sl.pod == pod })
+		s.forget(id, w)
 	}
 }
 
@@ -251,11 +220,9 @@ func (s *State) Exclusive(id engine.WorkloadID, pod types.UID, driver string) []
 		if sl.pod != pod {
 			continue
 		}
-		for i := range sl.results {
-			for _, r := range sl.results[i].Devices.Results {
-				if r.Driver == driver && r.ShareID == nil && (r.AdminAccess == nil || !*r.AdminAccess) {
-					names = append(names, r.Pool+"/"+r.Device)
-				}
+		for _, d := range sl.devices {
+			if d.Driver == driver && d.ShareID == nil && (d.AdminAccess == nil || !*d.AdminAccess) {
+				names = append(names, d.Pool+"/"+d.Device)
 			}
 		}
 	}
@@ -272,4 +239,17 @@ func (s *State) NodeOf(id engine.WorkloadID, pod types.UID) string {
 		}
 	}
 	return ""
+}
+
+// Coming lists the pods that were given a place and are not settled.
+func (s *State) Coming() []types.UID {
+	var all []types.UID
+	for _, w := range s.workloads {
+		for _, sl := range w.slots {
+			if sl.pod != "" {
+				all = append(all, sl.pod)
+			}
+		}
+	}
+	return all
 }

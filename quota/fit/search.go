@@ -102,6 +102,7 @@ func namespaceOf(id engine.WorkloadID) string {
 type bounded struct {
 	context.Context
 	steps, most int
+	now         func() time.Time
 	began       time.Time
 	slow        bool
 }
@@ -109,7 +110,7 @@ type bounded struct {
 // Err implements context.Context.
 func (b *bounded) Err() error {
 	b.steps++
-	if b.steps%64 == 0 && time.Since(b.began) > slowSearch {
+	if b.steps%64 == 0 && b.now().Sub(b.began) > slowSearch {
 		b.slow = true
 	}
 	if b.exceeded() {
@@ -124,7 +125,7 @@ func (b *bounded) exceeded() bool { return b.slow || b.steps > b.most }
 func (s *State) search(namespace string, claims []*resourceapi.ResourceClaim, run func(context.Context) ([]resourceapi.AllocationResult, error)) ([]resourceapi.AllocationResult, error) {
 	plain := plainSteps + least(claims)
 	extra := s.searching.extra(namespace)
-	ctx := &bounded{Context: context.Background(), most: plain + extra, began: time.Now()}
+	ctx := &bounded{Context: context.Background(), most: plain + extra, now: s.searching.now, began: s.searching.now()}
 	results, err := run(ctx)
 	if ctx.slow {
 		// Its steps were few and long.

@@ -10,21 +10,9 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/cel"
-	"k8s.io/dynamic-resource-allocation/structured"
 
 	"github.com/sluice-gpu/sluice/quota/engine"
 	"github.com/sluice-gpu/sluice/quota/pricing"
-)
-
-// Policy chooses among nodes that have room.
-type Policy string
-
-const (
-	// BinPack takes the node with least free GPU memory, so that large holes
-	// stay whole. It is the default ("").
-	BinPack Policy = "binpack"
-	// Spread takes the node with most free GPU memory.
-	Spread Policy = "spread"
 )
 
 // State is what is known of nodes, devices and who holds them.
@@ -35,27 +23,31 @@ type State struct {
 
 	nodes  map[string]*node
 	slices map[string]*resourceapi.ResourceSlice
-	// shared are the slices that belong to no single node.
+	rules  map[string]*resourceapi.DeviceTaintRule
+	// pools are all slices of a pool and the nodes that can use it, shared the
+	// slices that belong to no single node.
+	pools  map[poolKey]*pool
 	shared []*resourceapi.ResourceSlice
-	// taken are the devices that allocated claims hold, by pool.
-	taken map[poolKey]map[types.UID]*holding
-	// claims finds what a claim holds.
+	// claims finds what a claim holds, pods what a bound pod takes.
 	claims map[types.UID]*holding
 	pods   map[types.UID]*podOnNode
+	// roaming are the slots with devices of pools that belong to no single node.
+	roaming map[*slot]struct{}
 
 	flavors   map[engine.FlavorName]Flavor
 	workloads map[engine.WorkloadID]*workload
+	// asked counts the memory sizes that known workloads ask for on one card.
+	asked sizes
+
+	// indexes order the nodes of each flavor; "" is all nodes. stale are the
+	// nodes that changed since they were put into order.
+	indexes map[engine.FlavorName]*index
+	stale   []*node
+	// freed says that something may fit now which did not before.
+	freed bool
 
 	searching searching
-}
-
-type poolKey struct{ driver, pool string }
-
-// holding is the devices of one allocated claim.
-type holding struct {
-	claim    types.UID
-	workload engine.WorkloadID
-	results  []resourceapi.DeviceRequestAllocationResult
+	counts    Counts
 }
 
 // Flavor is where the pods of a flavor may run.
@@ -76,39 +68,71 @@ type PodSet struct {
 	Shared []*resourceapi.ResourceClaim
 }
 
+// workload is what is known of one workload.
 type workload struct {
-	sets []PodSet
+	policy Policy
+	sets   []PodSet
+	sizes  []int64
 	// slots are the places promised to it.
 	slots []*slot
+	// holdings and bound are what it has already.
+	holdings map[types.UID]*holding
+	bound    map[types.UID]*podOnNode
 }
 
-// New makes an empty state.
+// New makes an empty state. Workloads without a policy of their own are placed
+// by the one given.
 func New(policy Policy) *State {
+	if policy == "" {
+		policy = BinPack
+	}
 	return &State{
 		policy:    policy,
 		cel:       cel.NewCache(256, cel.Features{EnableConsumableCapacity: true}),
 		classes:   pricing.ClassMap{},
 		nodes:     map[string]*node{},
 		slices:    map[string]*resourceapi.ResourceSlice{},
-		taken:     map[poolKey]map[types.UID]*holding{},
+		rules:     map[string]*resourceapi.DeviceTaintRule{},
+		pools:     map[poolKey]*pool{},
 		claims:    map[types.UID]*holding{},
 		pods:      map[types.UID]*podOnNode{},
+		roaming:   map[*slot]struct{}{},
 		flavors:   map[engine.FlavorName]Flavor{},
 		workloads: map[engine.WorkloadID]*workload{},
+		asked:     sizes{},
+		indexes:   map[engine.FlavorName]*index{"": newIndex()},
 		searching: searching{now: time.Now, tenants: map[string]*allowance{}},
+		counts:    Counts{Refusals: map[Cause]uint64{}},
 	}
 }
 
+// Freed says whether anything was freed, added or changed since the last call
+// that may give room to somebody who had none, or take a promised place away.
+// What somebody only takes does not count.
+func (s *State) Freed() bool {
+	freed := s.freed
+	s.freed = false
+	return freed
+}
+
 // SetNode adds or changes a node.
-func (s *State) SetNode(n *corev1.Node) {
-	known := s.node(n.Name)
-	known.object = n
+func (s *State) SetNode(o *corev1.Node) {
+	n := s.node(o.Name)
+	n.object = o
+	s.freed = true
+	if n.base != nil {
+		// What is left stays the same, but not who may have it.
+		n.base.refused = nil
+	}
+	s.mark(n)
 }
 
 // RemoveNode forgets a node. Its slices and pods are forgotten on their own.
 func (s *State) RemoveNode(name string) {
 	if n := s.nodes[name]; n != nil {
 		n.object = nil
+		s.freed = true
+		s.mark(n)
 		s.tidy(n)
 	}
 }
@@ -125,54 +149,49 @@ func (s *State) node(name string) *node {
 }
 
 func (s *State) tidy(n *node) {
-	if n.object == nil && len(n.slices) == 0 && len(n.pods) == 0 {
+	if n.object == nil && len(n.slices) == 0 && len(n.pods) == 0 && len(n.slots) == 0 {
+		s.unindex(n)
 		delete(s.nodes, n.name)
 	}
 }
 
-// SetSlice adds or changes a ResourceSlice of any driver.
-func (s *State) SetSlice(slice *resourceapi.ResourceSlice) {
-	if old := s.slices[slice.Name]; old != nil {
-		s.unlist(old)
-	}
-	s.slices[slice.Name] = slice
-	if slice.Spec.NodeName != nil {
-		n := s.node(*slice.Spec.NodeName)
-		n.slices = append(n.slices, slice)
-		slices.SortFunc(n.slices, bySliceName)
-		return
-	}
-	s.shared = append(s.shared, slice)
-	slices.SortFunc(s.shared, bySliceName)
+// touch says that what is left of a node is to be computed anew.
+func (s *State) touch(n *node) {
+	n.base = nil
+	s.mark(n)
 }
 
-func bySliceName(a, b *resourceapi.ResourceSlice) int { return cmp.Compare(a.Name, b.Name) }
-
-// RemoveSlice forgets a ResourceSlice.
-func (s *State) RemoveSlice(name string) {
-	if old := s.slices[name]; old != nil {
-		s.unlist(old)
-		delete(s.slices, name)
+// mark says that a node may have another place in the order.
+func (s *State) mark(n *node) {
+	if !n.stale {
+		n.stale = true
+		s.stale = append(s.stale, n)
 	}
 }
 
-func (s *State) unlist(slice *resourceapi.ResourceSlice) {
-	same := func(o *resourceapi.ResourceSlice) bool { return o.Name == slice.Name }
-	if slice.Spec.NodeName == nil {
-		s.shared = slices.DeleteFunc(s.shared, same)
-		return
-	}
-	if n := s.nodes[*slice.Spec.NodeName]; n != nil {
-		n.slices = slices.DeleteFunc(n.slices, same)
-		s.tidy(n)
+func (s *State) touchAll() {
+	for _, n := range s.nodes {
+		s.touch(n)
 	}
 }
 
 // SetClass adds or changes a DeviceClass.
-func (s *State) SetClass(c *resourceapi.DeviceClass) { s.classes[c.Name] = c }
+func (s *State) SetClass(c *resourceapi.DeviceClass) {
+	s.classes[c.Name] = c
+	s.classesChanged()
+}
 
 // RemoveClass forgets a DeviceClass.
-func (s *State) RemoveClass(name string) { delete(s.classes, name) }
+func (s *State) RemoveClass(name string) {
+	delete(s.classes, name)
+	s.classesChanged()
+}
+
+// classesChanged drops what was concluded by the classes as they were.
+func (s *State) classesChanged() {
+	s.freed = true
+	s.touchAll()
+}
 
 // Classes are the known DeviceClasses.
 func (s *State) Classes() pricing.ClassMap { return s.classes }
@@ -195,92 +214,94 @@ func (s *State) Get(name string) (*resourceapi.DeviceClass, error) {
 	return nil, fmt.Errorf("DeviceClass %q does not exist", name)
 }
 
-// SetClaim tells what a claim holds, and the workload that is charged for it
-// ("" for claims older than the budget).
-func (s *State) SetClaim(c *resourceapi.ResourceClaim, charged engine.WorkloadID) {
-	s.RemoveClaim(c.UID)
-	if c.Status.Allocation == nil {
-		return
-	}
-	h := &holding{claim: c.UID, workload: charged, results: c.Status.Allocation.Devices.Results}
-	s.claims[c.UID] = h
-	for i := range h.results {
-		key := poolKey{h.results[i].Driver, h.results[i].Pool}
-		if s.taken[key] == nil {
-			s.taken[key] = map[types.UID]*holding{}
-		}
-		s.taken[key][c.UID] = h
-	}
-}
-
-// RemoveClaim says that a claim holds nothing any more.
-func (s *State) RemoveClaim(uid types.UID) {
-	h := s.claims[uid]
-	if h == nil {
-		return
-	}
-	delete(s.claims, uid)
-	for i := range h.results {
-		key := poolKey{h.results[i].Driver, h.results[i].Pool}
-		delete(s.taken[key], uid)
-		if len(s.taken[key]) == 0 {
-			delete(s.taken, key)
-		}
-	}
-}
-
 // SetFlavor adds or changes a flavor.
-func (s *State) SetFlavor(name engine.FlavorName, f Flavor) { s.flavors[name] = f }
+func (s *State) SetFlavor(name engine.FlavorName, f Flavor) {
+	s.flavors[name] = f
+	s.freed = true
+	s.unlistFlavor(name)
+	s.indexes[name] = newIndex()
+	s.indexes[name].labels = f.NodeLabels
+	s.touchAll()
+}
 
 // RemoveFlavor forgets a flavor.
-func (s *State) RemoveFlavor(name engine.FlavorName) { delete(s.flavors, name) }
+func (s *State) RemoveFlavor(name engine.FlavorName) {
+	delete(s.flavors, name)
+	s.unlistFlavor(name)
+	delete(s.indexes, name)
+}
 
-// SetWorkload tells what the pods of a workload need; its reservations stay.
-func (s *State) SetWorkload(id engine.WorkloadID, sets []PodSet) {
-	w := s.workloads[id]
-	if w == nil {
-		w = &workload{}
-		s.workloads[id] = w
+func (s *State) unlistFlavor(name engine.FlavorName) {
+	old := s.indexes[name]
+	if old == nil {
+		return
 	}
-	w.sets = sets
+	for _, n := range s.nodes {
+		n.in = slices.DeleteFunc(n.in, func(ix *index) bool { return ix == old })
+	}
+}
+
+// SetWorkload tells what the pods of a workload need and by which policy they
+// are placed ("" for the state's own); its reservations stay.
+func (s *State) SetWorkload(id engine.WorkloadID, sets []PodSet, policy Policy) {
+	w := s.workload(id)
+	s.asked.remove(w.sizes)
+	w.sets, w.policy, w.sizes = sets, policy, w.sizes[:0]
+	for i := range sets {
+		w.sizes = append(w.sizes, sizesOf(&sets[i])...)
+	}
+	s.asked.add(w.sizes)
 }
 
 // RemoveWorkload forgets a workload and what was reserved for it.
-func (s *State) RemoveWorkload(id engine.WorkloadID) { delete(s.workloads, id) }
+func (s *State) RemoveWorkload(id engine.WorkloadID) {
+	w := s.workloads[id]
+	if w == nil {
+		return
+	}
+	s.asked.remove(w.sizes)
+	w.sets, w.sizes = nil, nil
+	s.setSlots(w, nil)
+	s.forget(id, w)
+}
 
-// allocated collects the state of the devices that a node can use, as the
-// allocator wants it: what claims hold and what is reserved, without the
-// workloads that are left out of account.
-func (s *State) allocated(n *node, t *trial) structured.AllocatedState {
-	state := newAllocated()
-	seen := map[poolKey]bool{}
-	for _, list := range [][]*resourceapi.ResourceSlice{n.slices, s.shared} {
-		for _, slice := range list {
-			key := poolKey{slice.Spec.Driver, slice.Spec.Pool.Name}
-			if seen[key] {
-				continue
-			}
-			seen[key] = true
-			for _, h := range s.taken[key] {
-				if t.without[h.workload] {
-					continue
-				}
-				for i := range h.results {
-					if r := &h.results[i]; (poolKey{r.Driver, r.Pool}) == key {
-						take(&state, r)
-					}
-				}
-			}
+func (s *State) workload(id engine.WorkloadID) *workload {
+	w := s.workloads[id]
+	if w == nil {
+		w = &workload{holdings: map[types.UID]*holding{}, bound: map[types.UID]*podOnNode{}}
+		s.workloads[id] = w
+	}
+	return w
+}
+
+// forget drops an entry that says nothing any more.
+func (s *State) forget(id engine.WorkloadID, w *workload) {
+	if w.sets == nil && len(w.slots) == 0 && len(w.holdings) == 0 && len(w.bound) == 0 {
+		delete(s.workloads, id)
+	}
+}
+
+// PolicyOf is the policy by which the pods of a workload are placed.
+func (s *State) PolicyOf(id engine.WorkloadID) Policy {
+	if w := s.workloads[id]; w != nil {
+		return s.policyOf(w)
+	}
+	return s.policy
+}
+
+func (s *State) policyOf(w *workload) Policy {
+	if w.policy != "" {
+		return w.policy
+	}
+	return s.policy
+}
+
+// set finds what the pods of a set need.
+func (w *workload) set(name string) *PodSet {
+	for i := range w.sets {
+		if w.sets[i].Name == name {
+			return &w.sets[i]
 		}
 	}
-	for _, sl := range t.slots {
-		for i := range sl.results {
-			for j := range sl.results[i].Devices.Results {
-				if r := &sl.results[i].Devices.Results[j]; seen[poolKey{r.Driver, r.Pool}] {
-					take(&state, r)
-				}
-			}
-		}
-	}
-	return state
+	return nil
 }
