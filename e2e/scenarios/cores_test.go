@@ -93,7 +93,7 @@ func TestPodsGetTheirCoresOfACard(t *testing.T) {
 		t.Fatalf("this shows nothing on devices %v", devices)
 	}
 	got := timeOf(t, ctx, in, 4*time.Second, "thirty", "seventy", "fifty")
-	t.Logf("percent of a card: %.1f", got)
+	t.Logf("percent of a card: %v", got)
 	if a, b := got["thirty"], got["seventy"]; a > 38 || a/(a+b) > 0.4 || a < 5 {
 		t.Errorf("30 cores had %.1f %% of the card beside 70 cores with %.1f %%", a, b)
 	}

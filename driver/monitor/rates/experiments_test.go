@@ -192,3 +192,16 @@ func TestKernelsOfATenthOfASecond(t *testing.T) {
 		r.between(t, 1, 2*time.Second, 12*time.Second, 60, 75)
 	}
 }
+
+func TestARestIsNoCreditThatFloodsAndALongKernelNoDebtThatStarves(t *testing.T) {
+	s := scenario{card: "timeslice", seconds: 6, shares: []Reading{{Guarantee: 50, Hard: true}}}
+	s.tenants = []string{"0:0:500:1000", "0:3000:" + ever + ":1000"}
+	r := simulate(t, s)
+	r.between(t, 0, 3*time.Second, 3300*time.Millisecond, 45, 70) // what a tenth of a second allows is there
+	r.between(t, 0, 3300*time.Millisecond, 6*time.Second, 48, 52)
+
+	s.shares[0].Guarantee = 10
+	s.tenants = []string{"0:0:1:1000000", "0:1000:" + ever + ":1000"} // a kernel of a second
+	r = simulate(t, s)
+	r.between(t, 0, 3500*time.Millisecond, 6*time.Second, 8, 12)
+}
