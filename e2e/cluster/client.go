@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/client-go/kubernetes"
@@ -64,14 +65,30 @@ func (c *Cluster) startInNetwork(cmd *exec.Cmd) error {
 // with KUBECONFIG set and in the control plane's network namespace. The cache's binaries come
 // first in its PATH. The caller sets what else it wants of cmd, which must not have been started.
 func (c *Cluster) Run(cmd *exec.Cmd) error {
-	if cmd.Env == nil {
-		cmd.Env = os.Environ()
-	}
-	cmd.Env = append(cmd.Env, "KUBECONFIG="+c.Kubeconfig(), "PATH="+c.bin+":"+os.Getenv("PATH"))
+	c.equip(cmd)
 	if err := c.startInNetwork(cmd); err != nil {
 		return err
 	}
 	return cmd.Wait()
+}
+
+// Start is Run for a program that goes on, such as a controller. It outlives this process and ends
+// when the cluster goes down.
+func (c *Cluster) Start(cmd *exec.Cmd) error {
+	c.equip(cmd)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := c.startInNetwork(cmd); err != nil {
+		return err
+	}
+	go cmd.Wait() //nolint:errcheck // whoever cares looks at what it does
+	return nil
+}
+
+func (c *Cluster) equip(cmd *exec.Cmd) {
+	if cmd.Env == nil {
+		cmd.Env = os.Environ()
+	}
+	cmd.Env = append(cmd.Env, "KUBECONFIG="+c.Kubeconfig(), "PATH="+c.bin+":"+os.Getenv("PATH"))
 }
 
 // Kubectl runs kubectl and returns what it printed on standard output. The error holds what it

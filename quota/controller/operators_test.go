@@ -62,7 +62,7 @@ func gpuTemplate(name, app string, gpus int) string {
 
 const queueLabels = "labels: {kueue.x-k8s.io/queue-name: queue-q}"
 
-// ready tells an owner's controller that its pods run, as a kubelet would.
+// run tells an owner's controller that its pods run, as a kubelet would.
 func (w *world) run(t *testing.T, pods []corev1.Pod) {
 	t.Helper()
 	for i := range pods {
@@ -75,21 +75,22 @@ func (w *world) run(t *testing.T, pods []corev1.Pod) {
 }
 
 // vanish ends pods that were told to go, as a kubelet would.
-func (w *world) vanish(t *testing.T, app string, want int) {
+func (w *world) vanish(t *testing.T, app string) {
 	t.Helper()
-	told := map[string]bool{}
-	apitest.Eventually(t, 30*time.Second, fmt.Sprintf("%d pods of %s told to go", want, app), func(ctx context.Context) error {
+	apitest.Eventually(t, 30*time.Second, "pods of "+app+" told to go", func(ctx context.Context) error {
+		left := 0
 		for _, p := range w.podsOf(t, ctx, app) {
 			if p.DeletionTimestamp == nil {
+				if p.Status.Phase != corev1.PodSucceeded {
+					left++
+				}
 				continue
 			}
-			told[p.Name] = true
 			if err := client.IgnoreNotFound(w.client.Delete(ctx, &p, client.GracePeriodSeconds(0))); err != nil {
 				return err
 			}
 		}
-		// A pod that was not on a node goes at once.
-		if left := len(w.podsOf(t, ctx, app)); left > 0 {
+		if left > 0 {
 			return fmt.Errorf("%d pods are there yet", left)
 		}
 		return nil
@@ -203,7 +204,7 @@ spec:
 	w.run(t, pods)
 
 	w.stopQueue(t, queue, kueue.HoldAndDrain)
-	w.vanish(t, "finetune", 3)
+	w.vanish(t, "finetune")
 	w.usage(t, queue, "nvidia.com/gpu=0")
 	w.restored(t, j, "spec", "runPolicy", "suspend")
 
@@ -249,7 +250,7 @@ spec:
     Worker: {replicas: 1, template: `+gpuTemplate("pytorch", "big", 1)+`}
 `)
 	w.waits(t, j, "nvidia.com/gpu")
-	w.vanish(t, "big", 2)
+	w.vanish(t, "big")
 	w.usage(t, queue, "nvidia.com/gpu=0")
 	w.restoredOnly(t, j)
 	w.serveWebhook(t, c)
@@ -292,7 +293,7 @@ spec:
 		t.Errorf("workloads %v", got)
 	}
 	w.stopQueue(t, queue, kueue.HoldAndDrain)
-	w.vanish(t, "set", 3)
+	w.vanish(t, "set")
 	w.usage(t, queue, "nvidia.com/gpu=0")
 	w.restored(t, j, "spec", "suspend")
 	// Its Jobs, which are merged with the templates, keep nothing of the flavor.
@@ -337,7 +338,7 @@ spec:
 	}
 	w.run(t, pods)
 	w.stopQueue(t, queue, kueue.HoldAndDrain)
-	w.vanish(t, "mpi", 3)
+	w.vanish(t, "mpi")
 	w.usage(t, queue, "nvidia.com/gpu=0")
 	w.restored(t, j, "spec", "runPolicy", "suspend")
 	w.stopQueue(t, queue, kueue.None)
@@ -348,7 +349,7 @@ spec:
 		}
 	}
 	w.finished(t, j)
-	w.vanish(t, "mpi", 2)
+	w.vanish(t, "mpi")
 	w.usage(t, queue, "nvidia.com/gpu=0")
 }
 
@@ -373,7 +374,7 @@ spec:
 		t.Errorf("workloads %v", got)
 	}
 	w.stopQueue(t, queue, kueue.HoldAndDrain)
-	w.vanish(t, "ray", 3)
+	w.vanish(t, "ray")
 	w.usage(t, queue, "nvidia.com/gpu=0")
 	w.restored(t, j, "spec", "suspend")
 	w.stopQueue(t, queue, kueue.None)
