@@ -67,6 +67,14 @@ type QuotaConfiguration struct {
 	// tries them as the ClusterQueue lists them.
 	FlavorOrder string `json:"flavorOrder,omitempty"`
 
+	// LocalQueueDefaulting puts jobs that name no queue into the LocalQueue
+	// "default" of their namespace, where there is one, when they are made.
+	LocalQueueDefaulting bool `json:"localQueueDefaulting,omitempty"`
+	// ManageJobsWithoutQueueName suspends jobs that name no queue until they do.
+	ManageJobsWithoutQueueName bool `json:"manageJobsWithoutQueueName,omitempty"`
+	// ManagedJobsNamespaceSelector selects the namespaces where both hold.
+	// Default: all but kube-system and sluice-system.
+	ManagedJobsNamespaceSelector *metav1.LabelSelector `json:"managedJobsNamespaceSelector,omitempty"`
 	// JobKinds describes kinds of jobs that are not known here, or are to be
 	// governed otherwise.
 	JobKinds []jobs.Kind `json:"jobKinds,omitempty"`
@@ -119,6 +127,11 @@ func Decode(b []byte) (*QuotaConfiguration, error) {
 	if err := c.compile(); err != nil {
 		return nil, err
 	}
+	if c.ManagedJobsNamespaceSelector == nil {
+		c.ManagedJobsNamespaceSelector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{
+			Key: "kubernetes.io/metadata.name", Operator: metav1.LabelSelectorOpNotIn, Values: []string{"kube-system", "sluice-system"},
+		}}}
+	}
 	return c, c.validate()
 }
 
@@ -133,6 +146,9 @@ func (c *QuotaConfiguration) Jobs() *jobs.Table {
 }
 
 func (c *QuotaConfiguration) validate() error {
+	if _, err := metav1.LabelSelectorAsSelector(c.ManagedJobsNamespaceSelector); err != nil {
+		return fmt.Errorf("managedJobsNamespaceSelector: %w", err)
+	}
 	if _, err := jobs.NewTable(c.JobKinds...); err != nil {
 		return fmt.Errorf("jobKinds: %w", err)
 	}

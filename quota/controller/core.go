@@ -66,6 +66,7 @@ type core struct {
 	// that pays.
 	promised map[types.UID]promise
 	promises map[engine.WorkloadID]map[types.UID]struct{}
+	unnamed  unnamed
 	podsOf   map[engine.WorkloadID]map[types.UID]*podFact
 
 	// fleets and prices are derived, and dropped when what they are derived from
@@ -176,6 +177,7 @@ func newCore(c *config.QuotaConfiguration) *core {
 		jobs:        map[jobRequest]types.UID{},
 		under:       map[types.UID]map[types.UID]struct{}{},
 		departed:    map[types.UID]struct{}{},
+		unnamed:     newUnnamed(c),
 		tell:        func(engine.WorkloadID) {},
 		tellJob:     func(jobRequest) {},
 		tellPod:     func(types.NamespacedName) {},

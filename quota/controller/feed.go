@@ -55,6 +55,7 @@ func (c *core) saw(object any) {
 		c.checks[o.Name] = o
 		c.checkChanged(o.Name)
 	case *corev1.Namespace:
+		c.unnamed.namespaces[o.Name] = o.Labels
 		c.engine.Apply(engine.NamespaceChanged{Name: o.Name, Labels: o.Labels})
 	case *corev1.Node:
 		c.sawNode(o)
@@ -136,6 +137,7 @@ func (c *core) lost(object any) {
 		c.engine.Apply(engine.FlavorRemoved{Name: engine.FlavorName(o.Name)})
 		c.devicesChanged()
 	case *corev1.Namespace:
+		delete(c.unnamed.namespaces, o.Name)
 		c.engine.Apply(engine.NamespaceRemoved{Name: o.Name})
 	case *corev1.Node:
 		delete(c.nodes, o.Name)

@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"errors"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -26,16 +27,19 @@ type jobReconciler struct {
 	live client.Reader
 }
 
+// errNoQueue says why a job is held that no queue governs.
+var errNoQueue = errors.New("it names no queue, and here every job has to: label it with " + QueueLabel)
+
 // Reconcile implements reconcile.TypedReconciler.
 func (r *jobReconciler) Reconcile(ctx context.Context, req jobRequest) (ctrl.Result, error) {
 	// What is remembered answers for the many jobs that no budget governs.
-	fact, nested := r.jobNamed(req)
+	fact, nested, held := r.jobNamed(req)
 	if fact == nil || nested {
 		return ctrl.Result{}, nil
 	}
 	key := types.NamespacedName{Namespace: req.name.Namespace, Name: workloadName(req.kind.Kind, req.name.Name, fact.uid)}
 	old := r.existing(ctx, key)
-	if fact.queue == "" && old == nil {
+	if fact.queue == "" && old == nil && !held {
 		return ctrl.Result{}, nil
 	}
 	job := &unstructured.Unstructured{}
@@ -58,6 +62,9 @@ func (r *jobReconciler) Reconcile(ctx context.Context, req jobRequest) (ctrl.Res
 			}
 			return ctrl.Result{}, ignoreConflict(r.stop(ctx, req.kind, job, old))
 		}
+	}
+	if done, _, _ := req.kind.Done(job); queue == "" && held && !done {
+		return ctrl.Result{}, r.hold(ctx, req.kind, job, old, errNoQueue)
 	}
 	if queue == "" {
 		return ctrl.Result{}, nil

@@ -147,14 +147,15 @@ func (c *core) governor(namespace string, kind *jobs.Kind, ref *metav1.OwnerRefe
 
 // jobNamed is what is known of a job, and whether it has no Workload of its own
 // because a job above it is governed. nil if it is not there.
-func (c *core) jobNamed(at jobRequest) (fact *ownerFact, nested bool) {
+// held says that it is one of those that are suspended until they name a queue.
+func (c *core) jobNamed(at jobRequest) (fact *ownerFact, nested, held bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	f := c.owners[c.jobs[at]]
 	if f == nil {
-		return nil, false
+		return nil, false, false
 	}
-	return f, c.nested(f)
+	return f, c.nested(f), f.queue == "" && f.parent == "" && c.unnamed.holds(f.name.Namespace)
 }
 
 func (c *core) nested(f *ownerFact) bool {

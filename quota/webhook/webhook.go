@@ -55,6 +55,9 @@ type Jobs interface {
 	Kinds() *jobs.Table
 	// Governed says whether what a job is made of belongs to it or a job above it.
 	Governed(owner *metav1.OwnerReference) bool
+	// Unnamed says what becomes of a job that names no queue: the one that it is
+	// put into, "" for none, and whether it is suspended.
+	Unnamed(ctx context.Context, namespace string) (queue string, suspend bool)
 }
 
 // Backend is what the handlers ask of the controller.
@@ -118,7 +121,7 @@ func governed(p *corev1.Pod, known Jobs) bool {
 // suspendJobs suspends jobs that name a queue. What a governed job is made of is
 // left to its controller.
 func suspendJobs(known Jobs) admission.HandlerFunc {
-	return func(_ context.Context, req admission.Request) admission.Response {
+	return func(ctx context.Context, req admission.Request) admission.Response {
 		if req.Operation != admissionv1.Create {
 			return admission.Allowed("")
 		}
@@ -127,19 +130,34 @@ func suspendJobs(known Jobs) admission.HandlerFunc {
 			return admission.Errored(http.StatusBadRequest, err)
 		}
 		kind := known.Kinds().Find(u.GetAPIVersion(), u.GetKind())
-		if kind == nil || controller.QueueOf(kind, u) == "" {
+		if kind == nil {
 			return admission.Allowed("")
 		}
-		if owner := metav1.GetControllerOf(u); owner != nil && known.Governed(owner) {
+		owner := metav1.GetControllerOf(u)
+		if owner != nil && known.Governed(owner) {
 			return admission.Allowed("")
+		}
+		var patch []jsonpatch.JsonPatchOperation
+		if controller.QueueOf(kind, u) == "" {
+			queue, suspend := known.Unnamed(ctx, req.Namespace)
+			if !suspend || owner != nil && known.Kinds().Find(owner.APIVersion, owner.Kind) != nil {
+				return admission.Allowed("")
+			}
+			if queue != "" {
+				patch = addDeep(u, queue, []string{"metadata", "labels", controller.QueueLabel})
+			} else if !kind.CanSuspend() || kind.Suspended(u) {
+				return admission.Allowed("")
+			} else {
+				return admission.Patched("", addDeep(u, true, kind.SuspendPath())...)
+			}
 		}
 		if err := kind.Check(u); err != nil {
 			return admission.Denied("it names a queue, but cannot be governed: " + err.Error())
 		}
-		if !kind.CanSuspend() || kind.Suspended(u) {
-			return admission.Allowed("")
+		if kind.CanSuspend() && !kind.Suspended(u) {
+			patch = append(patch, addDeep(u, true, kind.SuspendPath())...)
 		}
-		return admission.Patched("", addDeep(u, true, kind.SuspendPath())...)
+		return admission.Patched("", patch...)
 	}
 }
 

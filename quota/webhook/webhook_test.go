@@ -34,6 +34,10 @@ func (someJobs) Kinds() *jobs.Table {
 	return t
 }
 
+func (s someJobs) Unnamed(_ context.Context, namespace string) (string, bool) {
+	return map[string]string{"defaults": "default"}[namespace], namespace == "defaults" || namespace == "managed"
+}
+
 func (s someJobs) Governed(owner *metav1.OwnerReference) bool { return s[owner.Name] }
 
 // patches are what a handler changes of an object, as JSON; "" for nothing.
@@ -104,6 +108,25 @@ func TestAJobThatNamesAQueueAndCannotBeGovernedIsRefused(t *testing.T) {
 		}})
 		if response.Allowed || !strings.Contains(response.Result.Message, name) {
 			t.Errorf("%s: allowed %v, %v", name, response.Allowed, response.Result)
+		}
+	}
+}
+
+func TestJobsWithoutAQueueAreDefaultedOrHeld(t *testing.T) {
+	const bare, owned = `{"apiVersion":"batch/v1","kind":"Job","metadata":{"name":"j"},"spec":{"template":{"spec":{}}}}`,
+		`{"apiVersion":"batch/v1","kind":"Job","metadata":{"name":"j","ownerReferences":[{"apiVersion":"jobset.x-k8s.io/v1alpha2","kind":"JobSet","name":"s","controller":true}]},"spec":{"template":{"spec":{}}}}`
+	for _, tc := range []struct{ namespace, object, want string }{
+		{"defaults", bare, `[{"op":"add","path":"/metadata/labels","value":{"kueue.x-k8s.io/queue-name":"default"}},{"op":"add","path":"/spec/suspend","value":true}]`},
+		{"managed", bare, `[{"op":"add","path":"/spec/suspend","value":true}]`},
+		{"managed", owned, `null`},
+		{"other", bare, `null`},
+	} {
+		response := suspendJobs(someJobs{})(context.Background(), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
+			Operation: admissionv1.Create, Namespace: tc.namespace, Object: runtime.RawExtension{Raw: []byte(tc.object)},
+		}})
+		got, err := json.Marshal(response.Patches)
+		if err != nil || string(got) != tc.want {
+			t.Errorf("%s: %s, %v, want %s", tc.namespace, got, err, tc.want)
 		}
 	}
 }
