@@ -23,7 +23,7 @@ func (d *demo) quotas(ctx context.Context) error {
 	if err := d.apply(ctx, "00", "10", "20", "21", "22", "30"); err != nil {
 		return err
 	}
-	for _, part := range []func(context.Context) error{d.admission, d.borrowing, d.preemption} {
+	for _, part := range []func(context.Context) error{d.admission, d.pytorch, d.borrowing, d.preemption} {
 		if err := part(ctx); err != nil {
 			return err
 		}
@@ -51,6 +51,27 @@ func (d *demo) admission(ctx context.Context) error {
 	}
 	d.title("Queues: a pod with HAMi-style limits, one with a claim template and a job of two pods are admitted (40, 41 and 43 of docs/user/examples)")
 	return d.printWorkloads(ctx, owners)
+}
+
+// pytorch shows a PyTorchJob with its real controller: both of its pods or none.
+func (d *demo) pytorch(ctx context.Context) error {
+	limited, cancel := d.wait(ctx)
+	defer cancel()
+	if err := d.StartTrainingOperator(limited); err != nil {
+		return err
+	}
+	if err := d.apply(ctx, "42"); err != nil {
+		return err
+	}
+	if err := d.waitRunning(ctx, map[string]int{"torch-finetune": 2}); err != nil {
+		return err
+	}
+	d.title("Kinds of jobs: a PyTorchJob, managed by the training operator, is admitted with both of its pods (42)")
+	if err := d.printWorkloads(ctx, []string{"torch-finetune"}); err != nil {
+		return err
+	}
+	_, err := d.Cluster.Kubectl(limited, "delete", "pytorchjob", "torch-finetune", "--namespace", teamNamespace, "--cascade=foreground", "--timeout=55s")
+	return err
 }
 
 // borrowing runs a job that needs more than its queue's own budget while the other queue is idle.
@@ -156,7 +177,8 @@ func (d *demo) podsOf(ctx context.Context, owner string) ([]corev1.Pod, error) {
 		return nil, err
 	}
 	return slices.DeleteFunc(list.Items, func(p corev1.Pod) bool {
-		return p.DeletionTimestamp != nil || p.Name != owner && p.Labels["batch.kubernetes.io/job-name"] != owner
+		return p.DeletionTimestamp != nil || p.Name != owner && p.Labels["batch.kubernetes.io/job-name"] != owner &&
+			p.Labels["training.kubeflow.org/job-name"] != owner
 	}), nil
 }
 
