@@ -95,8 +95,26 @@ spec:
 
 func TestWhatNobodyHereDoesMakesAQueueInactiveByName(t *testing.T) {
 	cq := &kueue.ClusterQueue{}
-	cq.Spec.AdmissionChecksStrategy = &kueue.AdmissionChecksStrategy{AdmissionChecks: []kueue.AdmissionCheckStrategyRule{{Name: "provision"}}}
-	if reason := ClusterQueue(cq).Inactive; !strings.Contains(reason, `"provision"`) {
-		t.Errorf("the queue is inactive because of %q, want the check named", reason)
+	cq.Spec.ConcurrentAdmissionPolicy = &kueue.ConcurrentAdmissionPolicy{}
+	if reason := ClusterQueue(cq).Inactive; !strings.Contains(reason, "concurrentAdmissionPolicy") {
+		t.Errorf("the queue is inactive because of %q, want the field named", reason)
+	}
+	wl := &kueue.Workload{}
+	wl.Spec.PodSets = []kueue.PodSet{{Name: "main", TopologyRequest: &kueue.PodSetTopologyRequest{}}}
+	if reason := Unsupported(wl); !strings.Contains(reason, "topologyRequest") {
+		t.Errorf("the workload is refused because of %q, want the field named", reason)
+	}
+}
+
+func TestPodsThatAreDoneAreNotCharged(t *testing.T) {
+	wl := &kueue.Workload{}
+	wl.Status.Admission = Admission(engine.Assignment{Queue: "q", PodSets: []engine.PodSetAssignment{{
+		Name: "main", Count: 4, Flavors: map[engine.Resource]engine.FlavorName{"r": "f"}, Usage: engine.Amounts{"r": 12},
+	}}})
+	wl.Status.Admission.PodSetAssignments[0].ResourceUsage["bound-only"] = *resource.NewQuantity(8, resource.DecimalSI)
+	wl.Status.ReclaimablePods = []kueue.ReclaimablePod{{Name: "main", Count: 3}}
+	set := Charge(wl).PodSets[0]
+	if set.Count != 1 || len(set.Usage) != 1 || set.Usage["r"] != 3 {
+		t.Errorf("charged %+v", set)
 	}
 }
