@@ -256,6 +256,11 @@ func TestWhatIsInUseStaysAndSaysForWhom(t *testing.T) {
 	w.inactive(t, queue, "Terminating", "Workload "+w.ns+"/job-train-")
 	// Events of what has no namespace are in the default one.
 	(&world{client: w.client, ns: metav1.NamespaceDefault}).told(t, flavor, "InUse", "ClusterQueue "+queue)
+	for _, o := range []client.Object{q, f, lq} {
+		if err := w.client.Get(t.Context(), client.ObjectKeyFromObject(o), o); err != nil {
+			t.Fatalf("it is in use, and gone: %v", err)
+		}
+	}
 	if err := w.client.Delete(t.Context(), j, client.PropagationPolicy(metav1.DeletePropagationForeground)); err != nil {
 		t.Fatal(err)
 	}
