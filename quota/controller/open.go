@@ -167,6 +167,8 @@ func (r *podReconciler) letGo(ctx context.Context, pod *corev1.Pod, wl *kueue.Wo
 			return err
 		}
 	}
+	ctx, done := whole(ctx)
+	defer done()
 	// The status patch before has moved the version; what guards this one is
 	// the list of gates, which nobody else may change.
 	if err := r.client.Patch(ctx, pod, client.MergeFrom(before), client.FieldOwner(FieldOwner)); err != nil {
@@ -316,6 +318,8 @@ func (s *sources) issue(ctx context.Context, claim *resourceapi.ResourceClaim, w
 		claim.Annotations = map[string]string{}
 	}
 	maps.Copy(claim.Annotations, t.Annotations())
+	ctx, done := whole(ctx)
+	defer done()
 	if err := s.client.Update(ctx, claim, client.FieldOwner(FieldOwner)); err != nil {
 		if surely(err) {
 			// Refused for certain. Otherwise it may have been written, and counts

@@ -306,11 +306,23 @@ func (r *workloads) release(ctx context.Context, wl *kueue.Workload, id engine.W
 // write updates the status against the version that the decision was made on,
 // and takes the result in at once.
 func (r *workloads) write(ctx context.Context, wl *kueue.Workload) error {
+	ctx, done := whole(ctx)
+	defer done()
 	if err := r.client.Status().Update(ctx, wl, client.FieldOwner(FieldOwner)); err != nil {
 		return err
 	}
 	r.saw(wl.DeepCopy())
 	return nil
+}
+
+// writeTime bounds a write that is seen through.
+const writeTime = 20 * time.Second
+
+// whole is the context of a write that gives quota or a ticket. A replica that is
+// told to stop finishes those before it lets another lead: one that it gave up
+// could still be carried out after the other has read what is held.
+func whole(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), writeTime)
 }
 
 // event is put on the object that the user made, or on the Workload if it
