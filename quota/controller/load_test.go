@@ -237,7 +237,7 @@ func podsWithClaims(t testing.TB, l *load, name string, n int, pace time.Duratio
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer watch.Stop()
+	defer func() { watch.Stop() }()
 	var mu sync.Mutex
 	made := map[string]time.Time{}
 	one := func(i int) error {
@@ -269,7 +269,12 @@ func podsWithClaims(t testing.TB, l *load, name string, n int, pace time.Duratio
 			t.Fatalf("%d of %d gates are open", len(open), n)
 		case e, ok := <-watch.ResultChan():
 			if !ok {
-				t.Fatal("the watch ended")
+				// The server ends watches that fall behind; a new one begins with
+				// what there is.
+				if watch, err = l.client.Watch(ctx, &corev1.PodList{}, client.InNamespace("default")); err != nil {
+					t.Fatal(err)
+				}
+				continue
 			}
 			p, ok := e.Object.(*corev1.Pod)
 			if !ok {
