@@ -202,3 +202,23 @@ func (n *node) label(gpuType string) {
 		n.t.Fatal(err)
 	}
 }
+
+// A share of a whole card has no limit, so nothing can be beside it, however
+// often the card's memory is given out since.
+func TestACardThatIsGivenOutWholeIsNotSharedAfterAChange(t *testing.T) {
+	n := newNode(t, a100)
+	n.enforce = true
+	n.configure("- {name: a}\n")
+	d := n.startFromFile()
+	n.pool(offers(fmt.Sprintf("%dMi default %dMi", a100Mi, a100Mi)))
+	all := n.claim("all", whole(0))
+	d.mustPrepare(all)
+
+	n.configure("- {name: a, oversubscription: 2}\n")
+	n.pool(offers(fmt.Sprintf("159Gi default %dMi", a100Mi)))
+	small := n.claim("small", share{card: 0, memory: "1Gi"})
+	d.refused(small, "whole", "team/all")
+	d.mustPrepare(all) // asked again, it keeps what it has
+	d.unprepare(all)
+	d.mustPrepare(small)
+}

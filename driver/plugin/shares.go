@@ -180,6 +180,23 @@ func fits(cp *state.Checkpoint, claim *resourceapi.ResourceClaim, shares []state
 			return fmt.Errorf("device %s: the claim takes %dMi and %d cores, but of %dMi and %d cores %dMi and %d are still held on this node by %v, whatever the API says of them; trying again until they are unprepared",
 				s.Device, a.memory, a.cores, most, driver.AllCores, memory, cores, cp.Holders(s.Device, claim.UID))
 		}
+		if err := beside(cp, claim, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// beside refuses a card that another claim has whole. Such a share has no limit,
+// so its size says nothing once the card's memory is given out more than once.
+func beside(cp *state.Checkpoint, claim *resourceapi.ResourceClaim, s state.Share) error {
+	for _, c := range cp.On(s.Device) {
+		for _, other := range c.Shares {
+			if c.UID != claim.UID && other.Device == s.Device && !other.Admin && other.Whole {
+				return fmt.Errorf("device %s: %s/%s was given the whole card before its memory was given out more than once, and nothing limits it; trying again until it is unprepared",
+					s.Device, c.Namespace, c.Name)
+			}
+		}
 	}
 	return nil
 }
