@@ -28,7 +28,7 @@ func Open(name string) (*File, *DriverConfiguration, error) {
 }
 
 // Changed returns the configuration if the file was written since the last
-// call, and nil if not. A file that is wrong is an error at every call until it
+// call, or could not be read then, and nil if not. A file that is wrong is an error at every call until it
 // is written again.
 func (f *File) Changed() (*DriverConfiguration, error) {
 	if f.Name == "" {
@@ -36,6 +36,7 @@ func (f *File) Changed() (*DriverConfiguration, error) {
 	}
 	data, err := os.ReadFile(f.Name)
 	if err != nil {
+		f.seen = nil // once it is there again, the caller has to know
 		return nil, fmt.Errorf("driver configuration: %w", err)
 	}
 	if f.seen != nil && bytes.Equal(data, f.seen) {

@@ -107,6 +107,18 @@ func TestAFileIsReadAnewWhenItWasWritten(t *testing.T) {
 	if c, err := f.Changed(); c == nil || err != nil {
 		t.Errorf("back: %+v %v", c, err)
 	}
+	if err := os.Rename(name, name+".away"); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := f.Changed(); c != nil || err == nil {
+		t.Errorf("gone: %+v %v", c, err)
+	}
+	if err := os.Rename(name+".away", name); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := f.Changed(); c == nil || err != nil {
+		t.Errorf("back as it was: %+v %v; whoever was told that it is gone does not hear of it", c, err)
+	}
 }
 
 func TestWithoutAFileNothingChanges(t *testing.T) {
