@@ -24,6 +24,7 @@
 package mig
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -305,6 +306,11 @@ func (m *Instances) records() ([]record, error) {
 		}
 		b, err := os.ReadFile(filepath.Join(m.Dir, e.Name()))
 		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err == nil && len(bytes.Trim(b, "\x00")) == 0 {
+			// No process leaves that: the machine stopped before the disk had
+			// the content, and its instances with it.
 			continue
 		}
 		var r record

@@ -264,6 +264,26 @@ func TestARecordThatCannotBeReadIsToldOf(t *testing.T) {
 	}
 }
 
+// A machine that loses its power can leave the name of a record without its
+// content. What it told of is gone.
+func TestARecordThatNeverReachedTheDiskIsInNobodysWay(t *testing.T) {
+	for name, content := range map[string]string{"empty": "", "zeros": "\x00\x00\x00\x00"} {
+		t.Run(name, func(t *testing.T) {
+			c := &card{instances: map[int]*instance{}}
+			m := &Instances{Dir: t.TempDir(), Boot: func() (string, error) { return "b", nil }, Cards: c}
+			if err := os.WriteFile(m.path("g-1"), []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := m.Make(Owner{UID: "u"}, "g-1", "GPU-1", state.MIG{Claim: "u", Card: "GPU-1", Profile: 1, Size: 1}); err != nil {
+				t.Error(err)
+			}
+			if len(m.Ours()) != 1 {
+				t.Errorf("%d records, want that of what was made", len(m.Ours()))
+			}
+		})
+	}
+}
+
 // Containers of a claim whose record was lost may still run.
 func TestAnInstanceStaysWhileItsClaimHasFiles(t *testing.T) {
 	c := &card{instances: map[int]*instance{}}
