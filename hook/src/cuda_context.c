@@ -15,13 +15,20 @@ static bool of_context(struct entry *e, void *sum)
     return true;
 }
 
+/* Launches in other contexts look at the events of this one as well, so that they
+ * must not know them any more when the driver takes them away. */
+static void forget_events(struct card *c, CUcontext ctx)
+{
+    struct gate *g = __atomic_load_n(&c->gate, __ATOMIC_ACQUIRE);
+    if (g)
+        gate_forget(g, ctx);
+}
+
 /* The driver has freed what was allocated in the context. */
 static void context_emptied(struct card *c, CUcontext ctx, uint64_t overhead)
 {
     uint64_t sum[2] = {(uintptr_t)ctx, 0};
-    struct gate *g = __atomic_load_n(&c->gate, __ATOMIC_ACQUIRE);
-    if (g)
-        gate_forget(g, ctx);
+    forget_events(c, ctx);
     map_sweep(&process->pointers, of_context, sum);
     card_return(c, sum[1] + overhead);
     pools_settle(c);
@@ -130,13 +137,15 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx, CUdevice dev)
 }
 
 /* After a release or a reset: the driver says whether it still lives. */
-static CUresult primary_left(CUdevice dev, CUresult (*leave)(CUdevice))
+static CUresult primary_left(CUdevice dev, CUresult (*leave)(CUdevice), bool ends)
 {
     CUresult r;
     struct card *c = limited(dev, &r);
     if (!c)
         return r ? r : leave(dev);
     lock_take(&c->contexts);
+    if (ends && c->primary)
+        forget_events(c, c->primary);
     r = leave(dev);
     if (!r && c->primary && !primary_active(dev)) {
         context_ended(c, c->primary, c->primary_units);
@@ -149,22 +158,22 @@ static CUresult primary_left(CUdevice dev, CUresult (*leave)(CUdevice))
 
 CUresult cuDevicePrimaryCtxRelease(CUdevice dev)
 {
-    return primary_left(dev, REAL(cuDevicePrimaryCtxRelease));
+    return primary_left(dev, REAL(cuDevicePrimaryCtxRelease), false);
 }
 
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice dev)
 {
-    return primary_left(dev, REAL(cuDevicePrimaryCtxRelease_v2));
+    return primary_left(dev, REAL(cuDevicePrimaryCtxRelease_v2), false);
 }
 
 CUresult cuDevicePrimaryCtxReset(CUdevice dev)
 {
-    return primary_left(dev, REAL(cuDevicePrimaryCtxReset));
+    return primary_left(dev, REAL(cuDevicePrimaryCtxReset), true);
 }
 
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev)
 {
-    return primary_left(dev, REAL(cuDevicePrimaryCtxReset_v2));
+    return primary_left(dev, REAL(cuDevicePrimaryCtxReset_v2), true);
 }
 
 /* Before and after the driver makes a context. */
@@ -283,6 +292,7 @@ static CUresult destroy(CUcontext ctx, CUresult (*destroy_it)(CUcontext))
         return r;
     if (r || !map_take(&process->contexts, (uintptr_t)ctx, &e))
         return destroy_it(ctx);
+    forget_events(&process->card[e.card], ctx);
     if ((r = destroy_it(ctx)))
         map_put(&process->contexts, &e);
     else if (e.kind == CONTEXT_MADE)
