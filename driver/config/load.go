@@ -138,6 +138,9 @@ func setDefaults(c *DriverConfiguration) {
 		if g.Mode == Fixed && g.Memory == "" {
 			g.Memory = Auto
 		}
+		if g.Order == "" {
+			g.Order = Pack
+		}
 		if g.CorePolicy == "" {
 			g.CorePolicy = Burst
 		}
@@ -184,6 +187,7 @@ func Validate(c *DriverConfiguration) field.ErrorList {
 			errs = append(errs, field.Invalid(at.Child("cores"), g.Cores, "is a percentage of one card, 0 to 100"))
 		}
 		errs = append(errs, validatePolicies(g, at)...)
+		errs = append(errs, validateOrder(g, at)...)
 		errs = append(errs, validateMemory(g, at)...)
 		errs = append(errs, validateProfiles(g, at)...)
 		switch g.Mode {
@@ -217,6 +221,17 @@ func validatePolicies(g NodeGroup, at *field.Path) field.ErrorList {
 		errs = append(errs, field.Invalid(at.Child("enforcement"), g.Enforcement, "instances are held by the hardware, so mode mig and enforcement mig go together"))
 	}
 	return errs
+}
+
+// validateOrder allows an order where a card takes shares beside others.
+func validateOrder(g NodeGroup, at *field.Path) field.ErrorList {
+	switch {
+	case g.Order != Pack && g.Order != Spread:
+		return field.ErrorList{field.NotSupported(at.Child("order"), g.Order, []Order{Pack, Spread})}
+	case g.Order == Spread && (g.Mode == Whole || g.Mode == MIG):
+		return field.ErrorList{field.Invalid(at.Child("order"), g.Order, fmt.Sprintf("in mode %s no two claims share a device, so that there is nothing to spread; it belongs to modes dynamic and fixed", g.Mode))}
+	}
+	return nil
 }
 
 // validateMemory checks what says how much of a card's memory is given out.

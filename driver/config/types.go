@@ -123,6 +123,10 @@ type NodeGroup struct {
 	// that are there are offered.
 	Profiles []string `json:"profiles,omitempty"`
 
+	// Order is which card of a node is filled first, pack or spread; modes
+	// dynamic and fixed only. Default pack.
+	Order Order `json:"order,omitempty"`
+
 	// CorePolicy is for shares whose claim and class name none. Default burst.
 	CorePolicy CorePolicy `json:"corePolicy,omitempty"`
 
@@ -145,6 +149,18 @@ const (
 	Whole Mode = "whole"
 	// MIG offers the instances of cards in MIG mode.
 	MIG Mode = "mig"
+)
+
+// Order is which of a node's cards claims are placed on first.
+type Order string
+
+const (
+	// Pack fills one card before it opens the next, in PCI order.
+	Pack Order = "pack"
+	// Spread places claims on the card whose shares hold least memory, as far
+	// as that is published: once a minute at most. The node's devices must fit
+	// into one ResourceSlice.
+	Spread Order = "spread"
 )
 
 // Auto is the Memory value that divides a card's usable memory evenly.

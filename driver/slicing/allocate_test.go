@@ -19,6 +19,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/sluice-gpu/sluice/driver"
+	"github.com/sluice-gpu/sluice/driver/gpu"
 )
 
 // allocations is the scheduler's view of one node: what it offers and what is
@@ -36,7 +37,14 @@ func newAllocations(t *testing.T, p *Plan) *allocations {
 		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
 		AggregatedCapacity:       schedulerapi.NewConsumedCapacityCollection(),
 	}}
+	a.publish(p)
+	return a
+}
+
+// publish replaces what the node offers. What is taken stays.
+func (a *allocations) publish(p *Plan) {
 	pool := p.Slices()
+	a.slices = nil
 	for i, s := range pool {
 		a.slices = append(a.slices, &resourceapi.ResourceSlice{
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%05d", i)},
@@ -46,7 +54,22 @@ func newAllocations(t *testing.T, p *Plan) *allocations {
 			},
 		})
 	}
-	return a
+}
+
+// held is what the claims hold, as if all of them were prepared.
+func (a *allocations) held() map[string]Holding {
+	out := map[string]Holding{}
+	for id, consumed := range a.state.AggregatedCapacity {
+		h := out[id.Device.String()]
+		h.MemoryMi = consumed["memory"].Value() / gpu.Mi
+		out[id.Device.String()] = h
+	}
+	for id := range a.state.AllocatedSharedDeviceIDs {
+		h := out[id.Device.String()]
+		h.Shares++
+		out[id.Device.String()] = h
+	}
+	return out
 }
 
 // classes are the chart's.

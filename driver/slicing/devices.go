@@ -37,15 +37,15 @@ func (p *Plan) Slices() []resourceslice.Slice {
 	return append(out, p.counterSlices()...)
 }
 
-// Devices are the cards in PCI order and, if there are cards, the monitor
-// device. All of them carry the same set of attributes: a CEL selector that
+// Devices are the cards in PCI order, but for those that are arranged in
+// another, and, if there are cards, the monitor device. All of them carry the same set of attributes: a CEL selector that
 // reads one that is missing aborts the scheduling of its pod everywhere.
 func (p *Plan) Devices() []resourceapi.Device {
 	if len(p.Cards) == 0 {
 		return nil
 	}
 	out := make([]resourceapi.Device, 0, len(p.Cards)+1)
-	for _, c := range p.Cards {
+	for _, c := range p.published() {
 		if c.partitioned {
 			out = append(out, c.instanceDevices()...)
 			continue

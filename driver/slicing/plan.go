@@ -4,9 +4,9 @@
 // plugin relies on that to write ResourceSlices only when something changed.
 //
 // One card becomes one shareable device with two capacities, memory and
-// cores, or in MIG mode a device for each instance (mig.go). A device's place in the list is the allocator's preference: it
-// takes the first that fits, so PCI order fills one card before it opens the
-// next.
+// cores, or in MIG mode a device for each instance (mig.go). A device's place
+// in the list is the allocator's preference: it takes the first that fits, so
+// PCI order fills one card before it opens the next; order.go has the other way.
 package slicing
 
 import (
@@ -44,6 +44,8 @@ type Card struct {
 	Enforcement config.Enforcement
 	// Oversubscribed tells that shares are promised more memory than there is.
 	Oversubscribed bool
+	// Spread tells that the card's place in the list depends on what it holds.
+	Spread bool
 	// Unfit says why nothing may be placed on the card, empty if all is well.
 	Unfit *Unfit
 	// Instances are the devices of a card that is Partitioned.
@@ -81,6 +83,7 @@ type Plan struct {
 	Unwanted []Card
 
 	byDevice map[string]int
+	order    []string // of the cards that are spread; nil: PCI order
 }
 
 // Card finds an offered card by device name. A card that is offered as MIG
@@ -119,6 +122,7 @@ func Make(gpus []gpu.GPU, nodeLabels map[string]string, cfg *config.DriverConfig
 			continue
 		}
 		c.Group, c.DefaultCores, c.CorePolicy, c.Enforcement = group.Name, group.Cores, group.CorePolicy, group.Enforcement
+		c.Spread = group.Order == config.Spread
 		if err == nil {
 			err = c.cut(group)
 		}
@@ -129,7 +133,7 @@ func Make(gpus []gpu.GPU, nodeLabels map[string]string, cfg *config.DriverConfig
 		p.byDevice[c.Device] = len(p.Cards)
 		p.Cards = append(p.Cards, c)
 	}
-	return p, misfit
+	return p, cmp.Or(misfit, p.checkOrder())
 }
 
 // uncut is how a card is published for which the configuration does not add up.
@@ -138,8 +142,12 @@ func (c *Card) uncut(why error) {
 	c.MemoryMi, c.DefaultMi, c.SliceMi = c.LargestMi, c.LargestMi, 0
 	c.Oversubscribed = false
 	if c.Unfit == nil {
-		c.Unfit = &Unfit{Key: "misconfigured", Reason: why.Error(), Busy: true}
+		c.Unfit = misconfigured(why)
 	}
+}
+
+func misconfigured(why error) *Unfit {
+	return &Unfit{Key: "misconfigured", Reason: why.Error(), Busy: true}
 }
 
 // groupOf returns the first group that selects the card.

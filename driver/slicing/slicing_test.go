@@ -35,6 +35,9 @@ var models = map[string]gpu.GPU{
 //	claim [memory=Q] [cores=Q] [count=N] [admin] [class=NAME]
 //	                           asks the scheduler's allocator for devices of
 //	                           the last offer, which stay allocated
+//	arrange                    publishes the cards that are spread by what the
+//	                           claims hold; prints all devices if that changed
+//	                           anything
 func TestStories(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		var cards []gpu.GPU
@@ -71,6 +74,14 @@ func TestStories(t *testing.T) {
 				return describe(plan)
 			case "claim":
 				return pool.claim(t, d.CmdArgs)
+			case "arrange":
+				next, changed := plan.Spread(pool.held(), plan.order)
+				if !changed {
+					return "no change\n"
+				}
+				plan.Arrange(next)
+				pool.publish(plan)
+				return strings.Join(deviceList(plan), " ") + "\n"
 			case "attributes":
 				var name string
 				d.ScanArgs(t, "device", &name)
@@ -116,6 +127,14 @@ func parseCard(t *testing.T, line string) gpu.GPU {
 		}
 	}
 	return g
+}
+
+func deviceList(p *Plan) []string {
+	var out []string
+	for _, d := range p.Devices() {
+		out = append(out, d.Name)
+	}
+	return out
 }
 
 func describe(p *Plan) string {
@@ -235,6 +254,9 @@ func genNode(t *rapid.T) ([]gpu.GPU, map[string]string, *config.DriverConfigurat
 		}
 		if rapid.Bool().Draw(t, "oversubscribed") {
 			g.Oversubscription = resource.NewMilliQuantity(int64(rapid.IntRange(1000, 4000).Draw(t, "factor")), resource.DecimalSI)
+		}
+		if g.Mode != config.MIG && rapid.Bool().Draw(t, "spread") {
+			g.Order = config.Spread
 		}
 		if g.Mode == config.Dynamic && rapid.Bool().Draw(t, "with a default") {
 			g.DefaultMemory = fmt.Sprintf("%dMi", rapid.IntRange(256, 20000).Draw(t, "default"))
