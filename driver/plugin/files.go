@@ -307,6 +307,7 @@ func (f *files) sweepTemporary() error {
 	for _, pattern := range []string{
 		state.Temporary(filepath.Join(f.cdiDir, cdi.FileName("*"))),
 		state.Temporary(filepath.Join(filepath.Dir(f.sharesDir), "checkpoint.*")),
+		state.Temporary(filepath.Join(filepath.Dir(f.sharesDir), orderName)),
 	} {
 		names, err := filepath.Glob(pattern)
 		errs = append(errs, err)

@@ -70,6 +70,10 @@ func (d *Driver) look(ctx context.Context) error {
 	if err != nil && d.plan() == nil {
 		return err // at start the configuration is refused as a whole
 	}
+	if err := d.arrange(plan); err != nil {
+		d.complain(ctx, err)
+		well = false
+	}
 	if well && err == nil {
 		d.complained = ""
 	}

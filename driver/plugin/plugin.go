@@ -92,9 +92,14 @@ type Config struct {
 	// ReconcileInterval is the time between two comparisons of what is
 	// prepared with the API server. Default 3 min.
 	ReconcileInterval time.Duration
+	// Now is the time of day. Default time.Now.
+	Now func() time.Time
 }
 
 func (c *Config) setDefaults() {
+	if c.Now == nil {
+		c.Now = time.Now
+	}
 	if c.Proc == "" {
 		c.Proc = "/proc"
 	}

@@ -89,7 +89,7 @@ func TestADriverThatDiedHalfWayLeavesNothing(t *testing.T) {
 
 func TestHalfWrittenFilesOfAKilledDriverAreRemoved(t *testing.T) {
 	n := newNode(t, a100)
-	left := []string{"cdi/." + cdi.FileName("uid-half") + ".123", "plugin/.checkpoint.log.456", "plugin/.checkpoint.json.789"}
+	left := []string{"cdi/." + cdi.FileName("uid-half") + ".123", "plugin/.checkpoint.log.456", "plugin/.checkpoint.json.789", "plugin/.order.json.12"}
 	others := []string{"cdi/.nvidia.yaml.789", "cdi/nvidia.yaml"}
 	for _, name := range append(left, others...) {
 		n.write(name, "{")
