@@ -216,14 +216,15 @@ func (d *Driver) Run(ctx context.Context) error {
 	if plan := d.plan(); plan != nil {
 		d.publish(ctx, plan)
 	}
-	go d.node.watch(ctx)
-	go d.reconcileLoop(ctx)
-	go d.accountsLoop(ctx)
-	go d.tendLoop(ctx)
+	// A driver that has ended touches nothing any more: another one may have
+	// begun on the same files.
+	var loops sync.WaitGroup
+	defer loops.Wait()
+	for _, loop := range []func(context.Context){d.node.watch, d.reconcileLoop, d.accountsLoop, d.tendLoop} {
+		loops.Go(func() { loop(ctx) })
+	}
 	if d.monitor != nil {
-		var watch sync.WaitGroup
-		defer watch.Wait()
-		watch.Go(func() { d.monitor.Run(ctx) })
+		loops.Go(func() { d.monitor.Run(ctx) })
 	}
 	d.offerLoop(ctx)
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {

@@ -4,10 +4,15 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/sluice-gpu/sluice/cdi"
 	"github.com/sluice-gpu/sluice/driver/state"
@@ -208,7 +213,7 @@ func TestADowngradeForgetsNothingThatRuns(t *testing.T) {
 	later("plugin/shares/uid-kept/claim.json", `"version":1`, `"version":2`)
 	n.write("plugin/shares/uid-lost/claim.json", "in a layout of its own")
 	n.write("plugin/shares/uid-ended/claim.json", "in a layout of its own")
-	later("plugin/checkpoint.log", "version 2", "version 3") // last: a pass of the old instance may still end
+	later("plugin/checkpoint.log", "version 2", "version 3")
 	n.mount(5, "/kubelet/plugins/gpu.sluice.dev/shares/uid-lost/uid-lost-x/account")
 	n.mount(6, "/kubelet/plugins/gpu.sluice.dev/dra-device-metadata/team_lost/r0/metadata.json")
 	before := snapshot(t, n.dir)
@@ -348,6 +353,31 @@ func TestAClaimThatIsGoneOnceIsNotReleasedAtOnce(t *testing.T) {
 	}
 	if d.checkpoint().Len() != 0 {
 		t.Error("not released at the second pass")
+	}
+}
+
+// D17: another driver may have begun on the same files.
+func TestADriverThatHasEndedTouchesNothingAnyMore(t *testing.T) {
+	n := newNode(t, a100)
+	d := n.start()
+	d.mustPrepare(n.claim("c", share{card: 0, memory: "1Gi"}))
+	var once sync.Once
+	var ended atomic.Bool
+	asking, stopping := make(chan struct{}), make(chan struct{})
+	n.client.PrependReactor("get", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
+		once.Do(func() { // a pass over the claims is under way
+			close(asking)
+			<-stopping
+			time.Sleep(100 * time.Millisecond)
+			ended.Store(true)
+		})
+		return false, nil, nil
+	})
+	<-asking
+	close(stopping)
+	d.stop()
+	if !ended.Load() {
+		t.Error("the driver ended before its pass over the claims did")
 	}
 }
 
