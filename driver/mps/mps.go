@@ -27,6 +27,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/sluice-gpu/sluice/cdi"
@@ -156,7 +157,8 @@ func (b *Backend) There(s enforce.Share) bool {
 func (b *Backend) InUse(enforce.Share) bool { return false }
 
 // Settle implements enforce.Settler: it ends the daemons of cards without
-// shares, and starts those that should run and do not.
+// shares, starts those that should run and do not, and keeps their clients from
+// filling the node's disk.
 func (b *Backend) Settle(ctx context.Context, live []enforce.Share) error {
 	needed := map[string]bool{}
 	var errs []error
@@ -165,8 +167,16 @@ func (b *Backend) Settle(ctx context.Context, live []enforce.Share) error {
 			continue
 		}
 		needed[s.Cards[0]] = true
-		if err := b.ensure(ctx, b.daemon(s.Cards[0])); err != nil {
+		d := b.daemon(s.Cards[0])
+		if err := b.ensure(ctx, d); err != nil {
 			errs = append(errs, fmt.Errorf("the MPS control daemon of card %s: %w", s.Cards[0], err))
+		}
+		over, err := d.trim()
+		if err != nil {
+			errs = append(errs, fmt.Errorf("what clients left beside the MPS control daemon of card %s: %w", s.Cards[0], err))
+		}
+		if over > 0 {
+			klog.FromContext(ctx).Info("Clients filled the folder of the MPS control daemon; its files were emptied", "card", d.Card, "bytes", over)
 		}
 	}
 	list, err := os.ReadDir(b.cfg.Dir)

@@ -217,6 +217,45 @@ func TestACardHasOneDaemonFromItsFirstShareToItsLast(t *testing.T) {
 	}
 }
 
+// The pipe folder is a tenant's to write to.
+func TestClientsDoNotFillTheNodesDisk(t *testing.T) {
+	h := newHost(t)
+	b := h.backend()
+	s := h.share("s", "GPU-a", 1024, 0)
+	h.prepare(b, s)
+	pipe := b.daemon("GPU-a").pipe()
+	elsewhere := filepath.Join(h.dir, "elsewhere")
+	for _, name := range []string{elsewhere, filepath.Join(pipe, "small"), filepath.Join(pipe, "large")} {
+		if err := os.WriteFile(name, []byte("x"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	size := func(name string) int64 {
+		info, err := os.Stat(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.Size()
+	}
+	h.settle(b, s)
+	if size(filepath.Join(pipe, "small")) != 1 {
+		t.Error("a file was emptied while there is little in all")
+	}
+	if err := errors.Join(os.Truncate(filepath.Join(pipe, "large"), pipeBytes), os.Symlink(elsewhere, filepath.Join(pipe, "link")), syscall.Mkfifo(filepath.Join(pipe, "fifo"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	h.settle(b, s)
+	if got := size(filepath.Join(pipe, "large")) + size(filepath.Join(pipe, "small")); got != 0 {
+		t.Errorf("%d bytes are left", got)
+	}
+	if size(elsewhere) != 1 {
+		t.Error("a link of the tenant's was followed")
+	}
+	if b.daemon("GPU-a").PID() == 0 {
+		t.Error("the daemon ended")
+	}
+}
+
 func TestADriverThatStartsGoesOnWithTheDaemonItFinds(t *testing.T) {
 	h := newHost(t)
 	s := h.share("s", "GPU-a", 1024, 0)
