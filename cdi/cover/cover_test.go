@@ -39,11 +39,14 @@ func TestEveryFolderThatTheLoaderAsksIsLookedAt(t *testing.T) {
 		"/etc/ld.so.conf.d/a.conf":                            "/opt/compat\nhwcap 0 nosegneg\nrelative/folder\n/opt/old=libc5\ninclude /etc/more\n",
 		"/etc/ld.so.conf.d/b.txt":                             "/opt/unread\n",
 		"/etc/more":                                           "/opt/more\ninclude /etc/more\n", // itself: ends
+		"/usr/lib64/glibc-hwcaps/x86-64-v3/libcuda.so.1":      "",
+		"/a/tls/x86_64/libcuda.so.1":                          "",
 	}
 	got := folders(img, []string{"PATH=/bin", "LD_LIBRARY_PATH=/a:/b/../c;rel:/usr/lib"})
 	for _, want := range []string{
 		"/usr/local/cuda-13.0/compat", "/usr/local/cuda-13.0/compat/lib.real",
 		"/opt/first", "/opt/compat", "/opt/old", "/opt/more", "/a", "/c", "/usr/lib", "/lib64",
+		"/usr/lib64/glibc-hwcaps/x86-64-v3", "/a/tls", "/a/tls/x86_64",
 	} {
 		if !slices.Contains(got, want) {
 			t.Errorf("%s is not looked at: %q", want, got)

@@ -51,8 +51,31 @@ func folders(img image, env []string) []string {
 	for i, dir := range out {
 		out[i] = path.Clean(dir)
 	}
+	for _, dir := range slices.Compact(slices.Sorted(slices.Values(out))) {
+		out = append(out, variants(img, dir, legacy)...)
+	}
 	slices.Sort(out)
 	return slices.Compact(out)
+}
+
+// legacy are the names of folders for some processors, in the order in which
+// loaders before glibc 2.37 nest them.
+var legacy = []string{"tls", "haswell", "xeon_phi", "avx512_1", "x86_64"}
+
+// variants are the folders below a folder that the loader asks before it, for
+// what is built for some processors.
+func variants(img image, dir string, names []string) []string {
+	var out []string
+	hwcaps := path.Join(dir, "glibc-hwcaps")
+	for _, level := range img.list(hwcaps) {
+		out = append(out, path.Join(hwcaps, level))
+	}
+	for i, name := range names {
+		if below := path.Join(dir, name); img.list(below) != nil {
+			out = append(append(out, below), variants(img, below, names[i+1:])...)
+		}
+	}
+	return out
 }
 
 // nested bounds files that include one another.
