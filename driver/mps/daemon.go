@@ -76,6 +76,15 @@ func (d Daemon) PID() int {
 	return r.PID
 }
 
+// age is for how long the daemon has been one.
+func (d Daemon) age() time.Duration {
+	info, err := os.Stat(d.record())
+	if err != nil {
+		return 0
+	}
+	return time.Since(info.ModTime())
+}
+
 func (d Daemon) running() bool { return d.PID() != 0 }
 
 // ready tells whether clients can connect: the daemon has made its socket.
@@ -96,16 +105,17 @@ func (d Daemon) Environment(pipe, logs string) []string {
 }
 
 // start runs the daemon in a session of its own, which outlives this process.
-func (b *Backend) start(d Daemon) error {
+// The channel is closed when it ends while this process lives.
+func (b *Backend) start(d Daemon) (<-chan struct{}, error) {
 	// What a daemon left that died would be taken for the new one's.
 	for _, name := range []string{filepath.Join(d.pipe(), "control"), d.record()} {
 		if err := os.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return err
+			return nil, err
 		}
 	}
 	out, err := os.OpenFile(d.Log(), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o644)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer out.Close()
 	program, args := b.cfg.Run(d, false)
@@ -113,14 +123,19 @@ func (b *Backend) start(d Daemon) error {
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
-		return err
+		return nil, err
 	}
-	go func() { _ = cmd.Wait() }() // while this process lives it is the parent
-	return nil
+	ended := make(chan struct{})
+	go func() { // while this process lives it is the parent
+		_ = cmd.Wait()
+		close(ended)
+	}()
+	return ended, nil
 }
 
-// wait returns when the daemon answers, so that clients can connect, or says why they cannot.
-func (b *Backend) wait(ctx context.Context, d Daemon) error {
+// wait returns when the daemon answers, so that clients can connect, or says why
+// they cannot: at once when it has ended, for others wait meanwhile.
+func (b *Backend) wait(ctx context.Context, d Daemon, ended <-chan struct{}) error {
 	ctx, cancel := context.WithTimeout(ctx, b.cfg.Ready)
 	defer cancel()
 	for {
@@ -131,11 +146,18 @@ func (b *Backend) wait(ctx context.Context, d Daemon) error {
 		}
 		select {
 		case <-ctx.Done():
-			said, _ := os.ReadFile(d.Log())
-			return fmt.Errorf("is not ready after %s; it said: %s", b.cfg.Ready, lastLine(said))
+			return fmt.Errorf("is not ready after %s; it said: %s", b.cfg.Ready, d.said())
+		case <-ended:
+			return fmt.Errorf("ended before it was ready; it said: %s", d.said())
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
+}
+
+// said is the last line that the daemon wrote.
+func (d Daemon) said() string {
+	b, _ := os.ReadFile(d.Log())
+	return lastLine(b)
 }
 
 func lastLine(b []byte) string {

@@ -215,12 +215,19 @@ func (b *Backend) ensure(ctx context.Context, d Daemon) error {
 			return fmt.Errorf("compute mode EXCLUSIVE_PROCESS: %w", err)
 		}
 	}
+	var ended <-chan struct{}
 	if !d.running() {
-		if err := b.start(d); err != nil {
+		var err error
+		if ended, err = b.start(d); err != nil {
 			return err
 		}
 	}
-	return b.wait(ctx, d)
+	if ended == nil && d.age() > b.cfg.Ready {
+		// Its clients can remove what is in the pipe folder. Those that are
+		// connected go on; to wait for the socket would hold up the whole node.
+		return fmt.Errorf("runs and its socket %s is gone: a container removed it; when the pods with shares of the card have ended, another daemon is started", filepath.Join(ContainerPipe, "control"))
+	}
+	return b.wait(ctx, d, ended)
 }
 
 func (b *Backend) end(ctx context.Context, d Daemon) error {

@@ -217,6 +217,36 @@ func TestACardHasOneDaemonFromItsFirstShareToItsLast(t *testing.T) {
 	}
 }
 
+// A container that cleans its /tmp as root removes the daemon's socket. The
+// programs that are connected are not touched, and nobody is kept waiting.
+func TestADaemonWhoseSocketWasRemovedIsToldOfAtOnce(t *testing.T) {
+	h := newHost(t)
+	b := h.backend()
+	s := h.share("s", "GPU-a", 1024, 0)
+	h.prepare(b, s)
+	d := b.daemon("GPU-a")
+	pid := d.PID()
+	if err := os.Remove(filepath.Join(d.pipe(), "control")); err != nil {
+		t.Fatal(err)
+	}
+	b.cfg.Ready = time.Hour
+	if err := os.Chtimes(d.record(), time.Time{}, time.Now().Add(-2*time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	_, err := b.Prepare(t.Context(), h.share("next", "GPU-a", 1024, 0))
+	if err == nil || !strings.Contains(err.Error(), "/tmp/nvidia-mps/control is gone") {
+		t.Errorf("got %v", err)
+	}
+	if d.PID() != pid {
+		t.Error("the daemon was ended under its clients")
+	}
+	h.settle(b)
+	if d.PID() != 0 {
+		t.Error("it runs without shares")
+	}
+	h.prepare(b, s)
+}
+
 // The pipe folder is a tenant's to write to.
 func TestClientsDoNotFillTheNodesDisk(t *testing.T) {
 	h := newHost(t)
@@ -305,9 +335,9 @@ func TestADaemonThatDiedIsStartedAgainInTheSameFolder(t *testing.T) {
 func TestAShareWhoseDaemonDoesNotStartIsRefusedWithWhatItSaid(t *testing.T) {
 	h := newHost(t, "STANDIN_FAILS=1")
 	b := h.backend()
-	b.cfg.Ready = 300 * time.Millisecond
+	b.cfg.Ready = time.Hour // nobody waits for what has ended
 	_, err := b.Prepare(t.Context(), h.share("s", "GPU-a", 1024, 0))
-	if err == nil || !strings.Contains(err.Error(), "GPU-a") || !strings.Contains(err.Error(), "no such card") {
+	if err == nil || !strings.Contains(err.Error(), "GPU-a") || !strings.Contains(err.Error(), "ended before it was ready; it said: no such card") {
 		t.Fatalf("got %v", err)
 	}
 	h.settle(b)
