@@ -82,6 +82,8 @@ type core struct {
 	orderDue bool
 
 	dirty map[engine.WorkloadID]struct{}
+	// unplaced are workloads that hold quota and may lack a place for some pod.
+	unplaced map[engine.WorkloadID]struct{}
 	// retell says that reasons to wait may be others although nothing was tried:
 	// a queue was stopped, a namespace has other labels. generations are those of
 	// the queues' specs.
@@ -171,6 +173,7 @@ func newCore(c *config.QuotaConfiguration) *core {
 		podsOf:      map[engine.WorkloadID]map[types.UID]*podFact{},
 		prices:      map[string]priced{},
 		dirty:       map[engine.WorkloadID]struct{}{},
+		unplaced:    map[engine.WorkloadID]struct{}{},
 		kick:        make(chan struct{}, 1),
 		kinds:       c.Jobs(),
 		owners:      map[types.UID]*ownerFact{},
@@ -265,6 +268,9 @@ func (c *core) placeLost(id engine.WorkloadID, uid types.UID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.fit.Settle(id, uid)
+	if c.pods[uid] != nil {
+		c.mayLackPlace(id)
+	}
 	c.tell(id)
 	c.wake()
 }

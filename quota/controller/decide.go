@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"sigs.k8s.io/controller-runtime/pkg/log"
+	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
 	"github.com/sluice-gpu/sluice/quota/engine"
 	"github.com/sluice-gpu/sluice/quota/translate"
@@ -27,9 +28,13 @@ func (c *core) decide() []engine.Decision {
 	asked := slices.Sorted(maps.Keys(c.dirty))
 	clear(c.dirty)
 	for _, id := range asked {
-		if w := c.works[id]; w != nil && !c.reserve(w) {
-			// Pods that are just being bound count twice for a moment: once more.
-			c.dirty[id] = struct{}{}
+		c.unplaced[id] = struct{}{}
+	}
+	for _, id := range slices.Sorted(maps.Keys(c.unplaced)) {
+		// Pods that are just being bound count twice for a moment: those whose
+		// places are not found are looked at once more.
+		if w := c.works[id]; w == nil || c.reserve(w) {
+			delete(c.unplaced, id)
 		}
 	}
 	c.stale = true
@@ -70,20 +75,21 @@ func (c *core) decide() []engine.Decision {
 	return decisions
 }
 
-// reserve finds room again for the pods of a workload that was admitted before
-// a restart and that are not on a node yet, so that nobody else is put in their
-// place.
+// reserve finds room for those pods of a workload that holds quota which are not
+// on a node and have no place: it was admitted before a restart, or a pod is to be
+// made anew. So nobody else is put in their place.
 func (c *core) reserve(w *work) bool {
 	if w.placed || w.object == nil {
 		return true
 	}
-	a, run := admitted(w.object)
-	if !run {
+	a := granted(w.object)
+	if a == nil {
 		return true
 	}
 	rest := translate.Assignment(a)
 	for i := range rest.PodSets {
 		set := &rest.PodSets[i]
+		c.trimSet(w, set)
 		for _, p := range c.podsOf[w.id] {
 			if p.set == set.Name && !p.ended && c.settled(p) {
 				set.Count--
@@ -92,6 +98,24 @@ func (c *core) reserve(w *work) bool {
 	}
 	w.placed = c.fit.TopUp(w.id, rest)
 	return w.placed
+}
+
+// mayLackPlace has the next look find a place for a pod of a workload that lost
+// its own and will need one.
+func (c *core) mayLackPlace(id engine.WorkloadID) {
+	if w := c.works[id]; w != nil && w.placed {
+		w.placed = false
+		c.unplaced[id] = struct{}{}
+	}
+}
+
+// granted is what a workload holds and goes on holding, nil for nothing: it may
+// still wait for admission checks.
+func granted(wl *kueue.Workload) *kueue.Admission {
+	if wl == nil || conditionTrue(wl, kueue.WorkloadEvicted) || conditionTrue(wl, kueue.WorkloadFinished) {
+		return nil
+	}
+	return wl.Status.Admission
 }
 
 // decider runs the loop in the replica that leads.

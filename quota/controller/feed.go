@@ -271,6 +271,7 @@ func (c *core) forget(id engine.WorkloadID) {
 	delete(c.writing, id)
 	delete(c.works, id)
 	delete(c.dirty, id)
+	delete(c.unplaced, id)
 	c.room = true
 	c.wake()
 }
@@ -376,6 +377,7 @@ func (c *core) sawPod(o *corev1.Pod) {
 	c.placePodFact(o)
 	if f := c.pods[o.UID]; old != nil && f.ended && !old.ended {
 		c.room = true
+		c.replaced(f)
 	}
 }
 
@@ -438,6 +440,7 @@ func (c *core) lostPod(uid types.UID) {
 	c.fit.Settle(f.workload, uid)
 	c.room = true
 	if f.workload != "" {
+		c.replaced(f)
 		c.tell(f.workload)
 	}
 }
@@ -500,6 +503,7 @@ func (c *core) sawClaim(o *resourceapi.ResourceClaim) {
 	}
 	if old != nil && old.Status.Allocation != nil && o.Status.Allocation == nil {
 		c.room = true
+		c.gaveBack(o)
 	}
 	for _, id := range slices.Compact([]engine.WorkloadID{chargedTo(o), claimWorkload(o)}) {
 		if id != "" {
@@ -536,6 +540,9 @@ func (c *core) lostClaim(o *resourceapi.ResourceClaim) {
 		}
 	}
 	c.fit.RemoveClaim(o.UID)
+	if o.Status.Allocation != nil {
+		c.gaveBack(o)
+	}
 	if id := claimWorkload(o); id != "" {
 		c.fit.Settle(id, o.UID)
 	}

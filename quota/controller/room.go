@@ -137,21 +137,51 @@ func (c *core) trim(f *podFact) {
 	if w == nil || !w.placed {
 		return
 	}
-	a, run := admitted(w.object)
-	if !run {
+	a := granted(w.object)
+	if a == nil {
 		return
 	}
-	given := engineSet(a, f.set)
-	if given == nil {
-		return
+	if given := engineSet(a, f.set); given != nil {
+		c.trimSet(w, given)
 	}
+}
+
+func (c *core) trimSet(w *work, given *engine.PodSetAssignment) {
 	most := given.Count
-	for _, p := range c.podsOf[f.workload] {
-		if p.set == f.set && !p.ended && (c.fit.NodeOf(f.workload, p.uid) != "" || c.settled(p)) {
+	for _, p := range c.podsOf[w.id] {
+		if p.set == given.Name && !p.ended && (c.fit.NodeOf(w.id, p.uid) != "" || c.settled(p)) {
 			most--
 		}
 	}
-	c.fit.Trim(f.workload, f.set, max(0, most))
+	c.fit.Trim(w.id, given.Name, max(0, most))
+}
+
+// done says that a pod has done its work, so that most jobs make none in its place.
+func (p *podFact) done() bool { return p.ended && p.object.Status.Phase == corev1.PodSucceeded }
+
+// replaced is called for a pod that is gone or has ended: its job makes another
+// if it has not done its work, unless the workload is the pod's own.
+func (c *core) replaced(f *podFact) {
+	w := c.works[f.workload]
+	if w == nil || w.object == nil || f.done() {
+		return
+	}
+	if owner := metav1.GetControllerOf(w.object); owner == nil || owner.UID != f.uid {
+		c.mayLackPlace(f.workload)
+	}
+}
+
+// gaveBack is called when a pod's claim has no devices any more that it had. The
+// place that was given up for them is needed again.
+func (c *core) gaveBack(claim *resourceapi.ResourceClaim) {
+	owner := metav1.GetControllerOf(claim)
+	if owner == nil {
+		return
+	}
+	if f := c.pods[owner.UID]; f != nil && f.workload != "" && !f.ended {
+		c.fit.Settle(f.workload, f.uid)
+		c.mayLackPlace(f.workload)
+	}
 }
 
 // settled says that a pod counts by itself: it is on a node, or its claims are

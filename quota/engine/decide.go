@@ -19,7 +19,8 @@ func (e *Engine) Decide(fit Fit) []Decision {
 	e.out = nil
 	e.fit = fit
 	for _, id := range e.drops {
-		if fit != nil {
+		// Whoever was seen to hold quota since then needs the place.
+		if w := e.works[id]; fit != nil && (w == nil || w.hold == nil) {
 			fit.Drop(id)
 		}
 	}

@@ -1,0 +1,136 @@
+package controller
+
+import (
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
+)
+
+// takenBack shows that the scheduler gives the devices of a pod back: it could
+// not bind it.
+func (s *stage) takenBack(pod string) {
+	s.lost(s.claims[types.NamespacedName{Namespace: "team", Name: pod}])
+}
+
+// Whoever holds quota has its place, also while admission checks are awaited.
+func TestAfterARestartAPlaceIsKeptForWhoAwaitsAdmissionChecks(t *testing.T) {
+	s := newStage(t, 1)
+	wl := s.workload("checked", 1, true).DeepCopy()
+	wl.ResourceVersion = s.next()
+	wl.Status.Conditions = wl.Status.Conditions[:1]
+	wl.Status.AdmissionChecks = []kueue.AdmissionCheckState{{Name: "budget", State: kueue.CheckStatePending}}
+	s.saw(wl)
+	s.workload("late", 1, false)
+	if got := s.admits(); len(got) > 0 {
+		t.Fatalf("%v admitted in the place of one that holds quota", got)
+	}
+}
+
+// A job makes a pod anew that was deleted or failed. Meanwhile nobody is admitted
+// in its place.
+func TestThePlaceOfAPodThatIsMadeAnewIsKept(t *testing.T) {
+	for name, goes := range map[string]func(*stage, *kueue.Workload, *corev1.Pod){
+		"deleted": func(s *stage, _ *kueue.Workload, p *corev1.Pod) { s.lost(p) },
+		"failed": func(s *stage, _ *kueue.Workload, p *corev1.Pod) {
+			p = p.DeepCopy()
+			p.ResourceVersion, p.Status.Phase = s.next(), corev1.PodFailed
+			s.saw(p)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStage(t, 2)
+			wl := s.workload("runs", 2, true)
+			s.decide()
+			pod := s.pod(wl, "one", "n1", false)
+			s.given(wl, "one", "n1", "gpu-0")
+			s.pod(wl, "two", "n1", false)
+			s.given(wl, "two", "n1", "gpu-1")
+			s.decide()
+			s.workload("late", 1, false)
+			goes(s, wl, pod)
+			s.takenBack("one")
+			if got := s.admits(); len(got) > 0 {
+				t.Fatalf("%v admitted in the place of the pod that is made anew", got)
+			}
+			s.pod(wl, "again", "", true)
+			s.decide()
+			s.open(t, wl, "again")
+		})
+	}
+}
+
+// A pod that has done its work is not made anew: its place is free.
+func TestThePlaceOfAPodThatHasDoneItsWorkIsNotKept(t *testing.T) {
+	s := newStage(t, 2)
+	wl := s.workload("runs", 2, true)
+	s.decide()
+	pod := s.pod(wl, "one", "n1", false)
+	s.given(wl, "one", "n1", "gpu-0")
+	s.pod(wl, "two", "", true)
+	s.workload("late", 1, false)
+	if got := s.admits(); len(got) > 0 {
+		t.Fatal(got)
+	}
+	pod = pod.DeepCopy()
+	pod.ResourceVersion, pod.Status.Phase = s.next(), corev1.PodSucceeded
+	s.saw(pod)
+	s.takenBack("one")
+	if got := s.admits(); len(got) != 1 || got[0] != "late" {
+		t.Fatalf("admitted %v, want late: %s", got, s.why("late"))
+	}
+	s.open(t, wl, "two")
+}
+
+// The scheduler gives devices back when it cannot bind the pod after all. The pod
+// still has its place.
+func TestThePlaceOfAPodWhoseDevicesWereGivenBackIsKept(t *testing.T) {
+	s := newStage(t, 1)
+	wl := s.workload("runs", 1, true)
+	s.pod(wl, "opened", "", false)
+	s.decide()
+	s.open(t, wl, "opened")
+	s.given(wl, "opened", "n1", "gpu-0")
+	s.decide()
+	s.workload("late", 1, false)
+	s.takenBack("opened")
+	if got := s.admits(); len(got) > 0 {
+		t.Fatalf("%v admitted in the place of a pod that is about to be scheduled again", got)
+	}
+	s.open(t, wl, "opened")
+}
+
+// At a restart the claims may be known before the pods that have them, so more is
+// promised than is needed, or less than all. What nobody needs is given up.
+func TestPlacesFoundBeforeThePodsWereKnownAreGivenUp(t *testing.T) {
+	s := newStage(t, 3)
+	wl := s.workload("runs", 2, true)
+	s.given(wl, "one", "n1", "gpu-0")
+	s.given(wl, "two", "n1", "gpu-1")
+	s.decide()
+	// One card was left, and is promised for one pod of two.
+	s.pod(wl, "one", "n1", false)
+	s.pod(wl, "two", "n1", false)
+	s.decide()
+	s.workload("late", 1, false)
+	if got := s.admits(); len(got) != 1 || got[0] != "late" {
+		t.Fatalf("admitted %v, want late: %s", got, s.why("late"))
+	}
+}
+
+// An admission that was taken back here shows up in the API after all.
+func TestAnAdmissionThatComesAfterItWasTakenBackHasItsPlace(t *testing.T) {
+	s := newStage(t, 1)
+	wl := s.workload("slow", 1, false)
+	if got := s.admits(); len(got) != 1 {
+		t.Fatal(got)
+	}
+	s.failed(workloadID("team", wl.Name), time.Time{})
+	s.workload("slow", 1, true)
+	s.workload("late", 1, false)
+	if got := s.admits(); len(got) > 0 {
+		t.Fatalf("%v admitted in the place of one that holds quota", got)
+	}
+}
