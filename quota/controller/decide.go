@@ -90,8 +90,9 @@ func (c *core) reserve(w *work) bool {
 	for i := range rest.PodSets {
 		set := &rest.PodSets[i]
 		c.trimSet(w, set)
+		claims := c.fit.Claims(w.id, set.Name)
 		for _, p := range c.podsOf[w.id] {
-			if p.set == set.Name && !p.ended && c.settled(p) {
+			if p.set == set.Name && !p.ended && c.settledWith(p, claims) {
 				set.Count--
 			}
 		}

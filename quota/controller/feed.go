@@ -457,13 +457,18 @@ func (c *core) settle(f *podFact) {
 
 // equipped says whether all claims that were made for a pod have their devices.
 func (c *core) equipped(f *podFact) bool {
+	return c.allocated(f) >= c.fit.Claims(f.workload, f.set)
+}
+
+// allocated is how many claims of a pod have their devices.
+func (c *core) allocated(f *podFact) int {
 	n := 0
 	for _, claim := range c.claimsOf[f.uid] {
 		if claim.Status.Allocation != nil {
 			n++
 		}
 	}
-	return n >= c.fit.Claims(f.workload, f.set)
+	return n
 }
 
 func (c *core) sawClaim(o *resourceapi.ResourceClaim) {

@@ -147,9 +147,16 @@ func (c *core) trim(f *podFact) {
 }
 
 func (c *core) trimSet(w *work, given *engine.PodSetAssignment) {
-	most := given.Count
+	placed, promised := c.fit.Slots(w.id, given.Name)
+	if promised == 0 {
+		return
+	}
+	most, claims := given.Count, c.fit.Claims(w.id, given.Name)
 	for _, p := range c.podsOf[w.id] {
-		if p.set == given.Name && !p.ended && (c.fit.NodeOf(w.id, p.uid) != "" || c.settled(p)) {
+		if p.set != given.Name || p.ended {
+			continue
+		}
+		if _, has := placed[p.uid]; has || c.settledWith(p, claims) {
 			most--
 		}
 	}
@@ -187,7 +194,12 @@ func (c *core) gaveBack(claim *resourceapi.ResourceClaim) {
 // settled says that a pod counts by itself: it is on a node, or its claims are
 // allocated.
 func (c *core) settled(p *podFact) bool {
-	return (p.bound != "" || c.fit.Claims(p.workload, p.set) > 0) && c.equipped(p)
+	return c.settledWith(p, c.fit.Claims(p.workload, p.set))
+}
+
+// settledWith is settled for a pod that needs so many claims.
+func (c *core) settledWith(p *podFact, claims int) bool {
+	return (p.bound != "" || claims > 0) && c.allocated(p) >= claims
 }
 
 // devicesAt is the node of the devices that a pod has, "" if there is no single

@@ -155,6 +155,9 @@ func (s *sources) create(ctx context.Context, key types.NamespacedName, w wanted
 		wl.OwnerReferences = references(w.members)
 	}
 	ref, value, err := s.priority(ctx, w)
+	if apierrors.IsNotFound(err) {
+		s.event(w.owner, corev1.EventTypeWarning, "NotQueued", "Not queued: %s; make the class, or name another", err)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -147,6 +147,30 @@ func (s *State) Trim(id engine.WorkloadID, set string, most int32) {
 	s.forget(id, w)
 }
 
+// Slots are the pods of a set that were given a place, and how many places are
+// promised to others that may come.
+func (s *State) Slots(id engine.WorkloadID, set string) (given map[types.UID]struct{}, promised int) {
+	w := s.workloads[id]
+	if w == nil {
+		return nil, 0
+	}
+	for _, sl := range w.slots {
+		if sl.set == set && sl.pod == "" {
+			promised++
+		}
+	}
+	if promised == 0 {
+		return nil, 0
+	}
+	given = map[types.UID]struct{}{}
+	for _, sl := range w.slots {
+		if sl.pod != "" {
+			given[sl.pod] = struct{}{}
+		}
+	}
+	return given, promised
+}
+
 // Claims is how many claims of its own a pod of a set needs.
 func (s *State) Claims(id engine.WorkloadID, set string) int {
 	w := s.workloads[id]
@@ -227,18 +251,6 @@ func (s *State) Exclusive(id engine.WorkloadID, pod types.UID, driver string) []
 		}
 	}
 	return names
-}
-
-// NodeOf is the node of the slot that a pod was given, "" if it has none.
-func (s *State) NodeOf(id engine.WorkloadID, pod types.UID) string {
-	if w := s.workloads[id]; w != nil {
-		for _, sl := range w.slots {
-			if sl.pod == pod {
-				return sl.node
-			}
-		}
-	}
-	return ""
 }
 
 // Coming lists the pods that were given a place and are not settled.
