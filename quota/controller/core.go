@@ -104,6 +104,10 @@ type core struct {
 	tellPod func(types.NamespacedName)
 	// roomless are pods that found no room when their gate was to open.
 	roomless map[types.NamespacedName]struct{}
+	// comingDue says that pods on their way to a place are to be looked at again,
+	// comingAt when that was done last.
+	comingDue bool
+	comingAt  time.Time
 }
 
 // work is one Workload.

@@ -18,7 +18,8 @@ import (
 func (c *core) decide() []engine.Decision {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.engine.Apply(engine.Tick{Now: c.now()})
+	now := c.now()
+	c.engine.Apply(engine.Tick{Now: now})
 	c.reorder()
 	for _, id := range slices.Sorted(maps.Keys(c.dirty)) {
 		if w := c.works[id]; w != nil {
@@ -43,6 +44,7 @@ func (c *core) decide() []engine.Decision {
 		c.room = false
 		c.lookAgain()
 	}
+	c.lookAtComing(now)
 	decisions := c.engine.Decide(c.fit)
 	for _, d := range decisions {
 		switch d := d.(type) {

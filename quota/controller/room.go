@@ -123,6 +123,20 @@ func (c *core) lookAgain() {
 		c.tellPod(name)
 	}
 	clear(c.roomless)
+	c.comingDue = true
+}
+
+// lookEvery is how soon pods on their way are looked at again: each that arrives
+// changes room, and all the others would be looked at for it.
+const lookEvery = time.Second
+
+// lookAtComing looks at the latter, not too often. A pod that the scheduler finds
+// no node for comes here by itself.
+func (c *core) lookAtComing(now time.Time) {
+	if !c.comingDue || now.Sub(c.comingAt) < lookEvery {
+		return
+	}
+	c.comingDue, c.comingAt = false, now
 	for _, uid := range c.fit.Coming() {
 		if p := c.pods[uid]; p != nil && p.bound == "" {
 			c.tellPod(p.name)

@@ -186,3 +186,31 @@ func TestRoomIsMeasured(t *testing.T) {
 		}
 	}
 }
+
+func TestEachPodThatArrivesDoesNotHaveAllOthersLookedAt(t *testing.T) {
+	now := time.Unix(100_000, 0)
+	s := keeping(t, &now)
+	wl := s.workload("runs", 2, true)
+	s.pod(wl, "one", "", false)
+	s.pod(wl, "two", "", false)
+	s.decide()
+	s.open(t, wl, "one")
+	s.open(t, wl, "two")
+	looks := 0
+	s.tellPod = func(types.NamespacedName) { looks++ }
+	now = now.Add(time.Second)
+	for i := range 10 {
+		s.room = true
+		s.decide()
+		if i == 0 && looks != 2 {
+			t.Fatalf("%d pods are looked at when room changes, want 2", looks)
+		}
+	}
+	if looks != 2 {
+		t.Errorf("%d looks within one second", looks)
+	}
+	now = now.Add(time.Second)
+	if s.decide(); looks != 4 {
+		t.Errorf("%d looks after a second, want those that were put off", looks)
+	}
+}
