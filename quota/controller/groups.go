@@ -146,7 +146,7 @@ func (r *groupReconciler) read(ctx context.Context, name types.NamespacedName) (
 		return nil, err
 	}
 	slices.SortFunc(list.Items, func(a, b corev1.Pod) int {
-		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.UID, b.UID))
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
 	})
 	var all []*group
 	of := func(k groupKey) *group {
