@@ -263,6 +263,7 @@ func (m *Monitor) look(ctx context.Context) error {
 		for _, g := range groups {
 			m.judge(ctx, g, before, found, writing, now)
 		}
+		m.rest(ctx, here, groups, found, now)
 		next.cards = append(next.cards, card)
 	}
 	for _, s := range shares {
@@ -410,6 +411,19 @@ func (m *Monitor) grantOf(ctx context.Context, s Share) *granted {
 	g := &granted{Grant: read}
 	m.grants[s.Name] = g
 	return g
+}
+
+// rest ends the excess of shares whose programs have all ended: the next ones
+// are not to blame for it.
+func (m *Monitor) rest(ctx context.Context, here []Share, groups []group, found map[string]*shareSeen, now time.Time) {
+	for _, s := range here {
+		runs := slices.ContainsFunc(groups, func(g group) bool {
+			return slices.ContainsFunc(g.shares, func(o Share) bool { return o.Name == s.Name })
+		})
+		if !runs && m.above[s.Name] != nil {
+			m.excess(ctx, group{shares: []Share{s}}, found, 0, 0, now)
+		}
+	}
 }
 
 // excess reports a group that holds more than its shares are, once until it is

@@ -56,6 +56,20 @@ func TestAClaimTellsThatItsProgramsHoldMoreAndThatTheyDoNoMore(t *testing.T) {
 	b.condition(metav1.ConditionTrue)
 }
 
+func TestAShareWhoseProgramsEndedIsWithinItsLimit(t *testing.T) {
+	b := newBench(t, 1<<30)
+	b.runs(3<<30, 1<<30, 0)
+	b.above(sure)
+	b.condition(metav1.ConditionFalse)
+	b.use = []gpu.Use{{UUID: cardUUID}}
+	b.looks(1)
+	b.condition(metav1.ConditionTrue)
+	// What comes next has all of the time that is tolerated.
+	if len(b.Monitor.above) != 0 {
+		t.Errorf("still above: %v", b.Monitor.above)
+	}
+}
+
 // process starts one that lasts, and makes the bench see it in the pod, or in
 // another one.
 func (b *bench) process(pod string) *exec.Cmd {
