@@ -59,6 +59,10 @@ func instanceOf(r resourceapi.DeviceRequestAllocationResult, s state.Share, clai
 	case s.Admin:
 		return s, nil
 	}
+	if in.Unfit != nil && in.Unfit.Key == slicing.PartOfInstance {
+		// A claim can tolerate the taint, and would have memory that is others'.
+		return s, fmt.Errorf("%s, so nothing holds claims on it to their size; ask for an instance by its profile, which is without \"c.\"", in.Unfit.Reason)
+	}
 	s.MemoryMi, s.Cores, s.Whole = in.MemoryMi, in.Cores, true
 	if in.UUID == "" {
 		s.MIG = &state.MIG{Claim: claim, Card: card.UUID, Profile: in.ProfileID, Start: in.Start, Size: in.Size}

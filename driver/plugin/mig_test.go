@@ -71,6 +71,24 @@ func TestMIGDevicesArePublishedAsTheyAreAndAsTheyCanBe(t *testing.T) {
 	}
 }
 
+// The taint of such a device keeps nobody away: a claim may tolerate it.
+func TestAPartOfAnInstanceIsNotPrepared(t *testing.T) {
+	n := migNode(t)
+	n.source.change(func() {
+		real := n.source.scan
+		n.source.scan = func() (gpu.Inventory, error) {
+			inv, err := real()
+			for _, g := range inv.GPUs {
+				d := &g.Partition.Instances[0].Devices[0]
+				d.Profile = "1c." + d.Profile
+			}
+			return inv, err
+		}
+	})
+	d := n.start()
+	d.refused(n.claim("c", share{device: device(0) + "-mig-1c1g10gb-6-0"}), "part of a GPU instance", "ask for an instance by its profile")
+}
+
 func TestAnInstanceIsMadeForItsClaimAndEndsWithIt(t *testing.T) {
 	n := migNode(t)
 	d := n.start()

@@ -49,6 +49,10 @@ type Instance struct {
 	count  int // how many of the profile fit on an empty card; 0: it is there
 }
 
+// PartOfInstance is the key of an Unfit instance that shares its memory with
+// others.
+const PartOfInstance = "mig-part"
+
 // Partitioned tells that the card's devices are instances, not the card.
 func (c Card) Partitioned() bool { return c.partitioned }
 
@@ -67,7 +71,7 @@ func (c *Card) partition(group config.NodeGroup) {
 			}
 			if strings.Contains(d.Profile, "c.") {
 				in.Device += fmt.Sprintf("-%d", d.ID)
-				in.Unfit = &Unfit{Key: "mig-part", Reason: "the device is a part of a GPU instance and has no memory of its own"}
+				in.Unfit = &Unfit{Key: PartOfInstance, Reason: "the device is a part of a GPU instance and has no memory of its own"}
 			}
 			c.Instances = append(c.Instances, in)
 		}
