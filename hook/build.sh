@@ -28,8 +28,12 @@ mkdir -p "$out"
 tmp=$(mktemp -d "$out/.build.XXXXXX")
 trap 'rm -rf "$tmp"' EXIT
 
-cflags="-std=c11 -O2 -fPIC -fvisibility=hidden -fno-plt -ftls-model=initial-exec
-        -Wall -Wextra -Wmissing-prototypes -Wshadow -Werror ${EXTRA_CFLAGS:-}"
+# What is not called all the time is made small: every process has it in memory.
+fast=-O2
+small=-Os
+cflags="-std=c11 -fPIC -fvisibility=hidden -fno-plt -ftls-model=initial-exec
+        -Wall -Wextra -Wmissing-prototypes -Wshadow -Werror"
+extra=${EXTRA_CFLAGS:-}
 
 # An empty library whose name is the real one's path in the container: linking
 # against it puts that path into DT_NEEDED.
@@ -37,17 +41,21 @@ echo 'void sluice_stands_for_the_driver(void); void sluice_stands_for_the_driver
 $cc -shared -fPIC -Wl,-soname,"$real" -o "$tmp/real.so" "$tmp/real.c"
 $cc -shared -fPIC -Wl,-soname,"$real_nvml" -o "$tmp/real-nvml.so" "$tmp/real.c"
 
-$cc $cflags -I"$src/include" -DSLUICE_REAL_CUDA="\"$real\"" -DSLUICE_SHARES="\"$shares\"" \
-    -shared -Wl,-soname,libcuda.so.1 -Wl,-Bsymbolic -Wl,-z,nodelete -Wl,-z,now -Wl,-z,relro -Wl,--hash-style=both \
-    -o "$tmp/libsluice-cuda.so" \
-    "$src"/src/lock.c "$src"/src/ledger.c "$src"/src/map.c "$src"/src/say.c "$src"/src/files.c \
-    "$src"/src/elf_object.c "$src"/src/real.c "$src"/src/process.c "$src"/src/card.c "$src"/src/claim.c \
-    "$src"/src/gate.c "$src"/src/gate_clock.c "$src"/src/launch.c "$src"/src/cuda_launch.c \
-    "$src"/src/cuda_start.c "$src"/src/cuda_context.c "$src"/src/cuda_memory.c "$src"/src/cuda_pool.c \
-    "$src"/src/cuda_vmm.c "$src"/src/cuda_array.c "$src"/src/cuda_graph.c \
+compile() { # OPTIMISATION NAME...
+    level=$1
+    shift
+    for name; do
+        $cc $cflags "$level" $extra -I"$src/include" -DSLUICE_REAL_CUDA="\"$real\"" -DSLUICE_SHARES="\"$shares\"" \
+            -c -o "$tmp/$name.o" "$src/src/$name.c"
+    done
+}
+compile $fast lock ledger map claim card launch cuda_launch cuda_memory
+compile $small say files elf_object real process gate gate_clock cuda_start cuda_context cuda_pool cuda_vmm cuda_array cuda_graph
+$cc $extra -shared -Wl,-soname,libcuda.so.1 -Wl,-Bsymbolic -Wl,-z,nodelete -Wl,-z,now -Wl,-z,relro -Wl,--hash-style=both \
+    -o "$tmp/libsluice-cuda.so" "$tmp"/*.o \
     -Wl,--no-as-needed "$tmp/real.so" -Wl,--as-needed
 
-$cc $cflags -I"$src/include" -DSLUICE_SHARES="\"$shares\"" \
+$cc $cflags $small $extra -I"$src/include" -DSLUICE_SHARES="\"$shares\"" \
     -shared -Wl,-soname,libnvidia-ml.so.1 -Wl,-Bsymbolic -Wl,-z,nodelete -Wl,-z,now -Wl,-z,relro -Wl,--hash-style=both \
     -o "$tmp/libsluice-nvml.so" "$src/src/nvml.c" "$src/src/elf_object.c" "$src/src/files.c" \
     -Wl,--no-as-needed "$tmp/real-nvml.so" -Wl,--as-needed
@@ -55,7 +63,7 @@ $cc $cflags -I"$src/include" -DSLUICE_SHARES="\"$shares\"" \
 # The guard calls the real dlopen by a jump, so that its caller stays the
 # caller: an optimisation that must not be switched off (a test shows that it
 # is done).
-$cc $cflags -foptimize-sibling-calls -I"$src/include" -DSLUICE_DRIVER="\"$driver\"" \
+$cc $cflags $fast $extra -foptimize-sibling-calls -I"$src/include" -DSLUICE_DRIVER="\"$driver\"" \
     -shared -Wl,-soname,guard.so -Wl,-Bsymbolic -Wl,-z,now -Wl,-z,relro -Wl,--hash-style=both \
     -o "$tmp/guard.so" "$src/src/guard.c" "$src/src/elf_object.c"
 
