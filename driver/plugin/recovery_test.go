@@ -359,20 +359,23 @@ func TestAClaimThatIsGoneOnceIsNotReleasedAtOnce(t *testing.T) {
 // D17: another driver may have begun on the same files.
 func TestADriverThatHasEndedTouchesNothingAnyMore(t *testing.T) {
 	n := newNode(t, a100)
-	d := n.start()
-	d.mustPrepare(n.claim("c", share{card: 0, memory: "1Gi"}))
 	var once sync.Once
-	var ended atomic.Bool
+	var prepared, ended atomic.Bool
 	asking, stopping := make(chan struct{}), make(chan struct{})
 	n.client.PrependReactor("get", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
-		once.Do(func() { // a pass over the claims is under way
-			close(asking)
-			<-stopping
-			time.Sleep(100 * time.Millisecond)
-			ended.Store(true)
-		})
+		if prepared.Load() {
+			once.Do(func() { // a pass over the claims is under way
+				close(asking)
+				<-stopping
+				time.Sleep(100 * time.Millisecond)
+				ended.Store(true)
+			})
+		}
 		return false, nil, nil
 	})
+	d := n.start()
+	d.mustPrepare(n.claim("c", share{card: 0, memory: "1Gi"}))
+	prepared.Store(true)
 	<-asking
 	close(stopping)
 	d.stop()

@@ -30,7 +30,10 @@ type Store struct {
 	// an earlier boot dropped. Nil: nobody is.
 	Report func(Finding)
 
-	updating view // belongs to who holds the file's lock
+	// turn is taken before the file's lock, which keeps processes apart: what one
+	// goroutine leaves in memory the next one must see.
+	turn     sync.Mutex
+	updating view // belongs to who has the turn
 
 	mu      sync.Mutex
 	looking view
@@ -203,7 +206,13 @@ func (s *Store) Update(fn func(*Checkpoint) error) error {
 	return nil
 }
 
-func (s *Store) lock() (func(), error) {
+func (s *Store) lock() (unlock func(), err error) {
+	s.turn.Lock()
+	defer func() {
+		if err != nil {
+			s.turn.Unlock()
+		}
+	}()
 	f, err := os.OpenFile(filepath.Join(s.Dir, lockName), os.O_RDWR|os.O_CREATE|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("checkpoint lock: %w", err)
@@ -218,7 +227,10 @@ func (s *Store) lock() (func(), error) {
 		_ = f.Close()
 		return nil, fmt.Errorf("checkpoint lock: %w", err)
 	}
-	return func() { _ = f.Close() }, nil // closing unlocks
+	return func() {
+		_ = f.Close() // unlocks
+		s.turn.Unlock()
+	}, nil
 }
 
 // load returns the checkpoint of this boot. It is anew if the file does not say
