@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
@@ -88,6 +90,10 @@ func (c *core) reserve(w *work) bool {
 	if a == nil {
 		return true
 	}
+	if c.served(w.object) {
+		w.placed = true
+		return true
+	}
 	rest := translate.Assignment(a)
 	for i := range rest.PodSets {
 		set := &rest.PodSets[i]
@@ -101,6 +107,16 @@ func (c *core) reserve(w *work) bool {
 	}
 	w.placed = c.fit.TopUp(w.id, rest)
 	return w.placed
+}
+
+// served says whether a workload is a claim's that has its devices.
+func (c *core) served(wl *kueue.Workload) bool {
+	owner := metav1.GetControllerOf(wl)
+	if owner == nil || owner.Kind != "ResourceClaim" {
+		return false
+	}
+	claim := c.claims[types.NamespacedName{Namespace: wl.Namespace, Name: owner.Name}]
+	return claim != nil && claim.UID == owner.UID && claim.Status.Allocation != nil
 }
 
 // mayLackPlace has the next look find a place for a pod of a workload that lost

@@ -505,6 +505,10 @@ func (c *core) sawClaim(o *resourceapi.ResourceClaim) {
 		}
 	} else if o.Status.Allocation != nil && id != "" {
 		c.fit.Settle(id, o.UID)
+		if id == claimWorkload(o) {
+			// It may have been allocated before its own was looked for.
+			c.fit.Trim(id, mainSet, 0)
+		}
 	}
 	if old != nil && old.Status.Allocation != nil && o.Status.Allocation == nil {
 		c.room = true

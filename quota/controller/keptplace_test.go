@@ -5,8 +5,13 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
+
+	"github.com/sluice-gpu/sluice/quota/ticket"
 )
 
 // takenBack shows that the scheduler gives the devices of a pod back: it could
@@ -132,5 +137,45 @@ func TestAnAdmissionThatComesAfterItWasTakenBackHasItsPlace(t *testing.T) {
 	s.workload("late", 1, false)
 	if got := s.admits(); len(got) > 0 {
 		t.Fatalf("%v admitted in the place of one that holds quota", got)
+	}
+}
+
+// A claim by name that had its ticket is allocated while the new controller only
+// watches: the place that was kept for it is free again.
+func TestAfterARestartAPlaceIsNotKeptForAClaimThatIsAllocated(t *testing.T) {
+	s := newStage(t, 2)
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "shared", UID: "shared", ResourceVersion: s.next()}}
+	claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{
+		DeviceClassName: "gpu.sluice.dev", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1,
+	}}}
+	wl := s.workload("holder", 1, true).DeepCopy()
+	s.lost(wl)
+	wl.Name, wl.UID, wl.ResourceVersion = nameOf(claimWorkload(claim)).Name, "holder of shared", s.next()
+	wl.OwnerReferences = []metav1.OwnerReference{{APIVersion: "resource.k8s.io/v1", Kind: "ResourceClaim", Name: "shared", UID: "shared", Controller: ptr.To(true)}}
+	wl.Spec.PodSets[0].Template.Spec = holder("shared")
+	claim.Annotations = map[string]string{ticket.ByWorkload: wl.Name}
+	s.saw(claim.DeepCopy())
+	s.saw(wl)
+	s.decide()
+	s.workload("first", 1, false)
+	if got := s.admits(); len(got) != 1 || got[0] != "first" {
+		t.Fatalf("admitted %v, want first: %s", got, s.why("first"))
+	}
+	s.workload("late", 1, false)
+	if got := s.admits(); len(got) > 0 {
+		t.Fatalf("%v admitted in the place of the claim", got)
+	}
+	s.node("n2", 1)
+	s.given(wl, "other", "n2", "gpu-0") // makes the allocation
+	claim.Status.Allocation = s.claims[types.NamespacedName{Namespace: "team", Name: "other"}].Status.Allocation
+	s.takenBack("other")
+	claim.ResourceVersion = s.next()
+	s.saw(claim.DeepCopy())
+	if got := s.admits(); len(got) != 1 || got[0] != "late" {
+		t.Fatalf("admitted %v, want late: %s", got, s.why("late"))
+	}
+	s.workload("last", 1, false)
+	if got := s.admits(); len(got) > 0 {
+		t.Fatalf("%v admitted although every card is taken", got)
 	}
 }
