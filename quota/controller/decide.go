@@ -174,9 +174,7 @@ func (d *decider) Start(ctx context.Context) error {
 			}
 		}
 		var due <-chan time.Time
-		d.mu.Lock()
-		next, ok := d.engine.NextTick()
-		d.mu.Unlock()
+		next, ok := d.nextLook()
 		if ok {
 			due = time.After(max(10*time.Millisecond, time.Until(next)))
 		}
@@ -189,4 +187,15 @@ func (d *decider) Start(ctx context.Context) error {
 		case <-due:
 		}
 	}
+}
+
+// nextLook is when to decide again if nothing happens until then.
+func (c *core) nextLook() (time.Time, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	next, ok := c.engine.NextTick()
+	if at := c.comingAt.Add(lookEvery); c.comingDue && (!ok || at.Before(next)) {
+		return at, true
+	}
+	return next, ok
 }

@@ -210,6 +210,9 @@ func TestEachPodThatArrivesDoesNotHaveAllOthersLookedAt(t *testing.T) {
 		t.Errorf("%d looks within one second", looks)
 	}
 	now = now.Add(time.Second)
+	if at, due := s.nextLook(); !due || at.After(now) {
+		t.Errorf("those that were put off are due at %v", at)
+	}
 	if s.decide(); looks != 4 {
 		t.Errorf("%d looks after a second, want those that were put off", looks)
 	}
