@@ -180,6 +180,7 @@ func (d *Driver) Run(ctx context.Context) error {
 	if err := os.MkdirAll(d.cfg.PluginDir, 0o750); err != nil {
 		return err
 	}
+	d.checkCDIDir(ctx)
 	d.store.Report = func(f state.Finding) { reportFinding(log, f) }
 	d.removeDeadSockets(ctx)
 	if err := d.settle(ctx); err != nil {

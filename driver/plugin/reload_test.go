@@ -46,8 +46,9 @@ func offers(want string) func([]resourceapi.Device) bool {
 	}
 }
 
-// said are the reasons and messages of events about the node.
-func (n *node) said() []string {
+// said are the reasons and messages of events about the node whose reasons
+// begin with about.
+func (n *node) said(about string) []string {
 	n.t.Helper()
 	list, err := n.client.CoreV1().Events("default").List(n.t.Context(), metav1.ListOptions{})
 	if err != nil {
@@ -55,7 +56,7 @@ func (n *node) said() []string {
 	}
 	var out []string
 	for _, e := range list.Items {
-		if e.InvolvedObject.Kind == "Node" && e.InvolvedObject.Name == "n1" {
+		if e.InvolvedObject.Kind == "Node" && e.InvolvedObject.Name == "n1" && strings.HasPrefix(e.Reason, about) {
 			out = append(out, e.Type+" "+e.Reason+": "+e.Message)
 		}
 	}
@@ -65,7 +66,7 @@ func (n *node) said() []string {
 func (n *node) eventuallySaid(words ...string) {
 	n.t.Helper()
 	eventually(n.t, fmt.Sprintf("an event with %q", words), func() bool {
-		for _, text := range n.said() {
+		for _, text := range n.said("") {
 			all := true
 			for _, w := range words {
 				all = all && strings.Contains(text, w)
@@ -137,8 +138,8 @@ func TestAWrongConfigurationKeepsTheLastGoodOne(t *testing.T) {
 
 			n.configure("- {name: a, mode: fixed, slices: 2, memory: auto}\n")
 			n.pool(offers("81408Mi default 40704Mi"))
-			eventually(t, "the event of the success", func() bool { return len(n.said()) > 1 })
-			if said := n.said(); len(said) != 2 {
+			eventually(t, "the event of the success", func() bool { return len(n.said("Configuration")) > 1 })
+			if said := n.said("Configuration"); len(said) != 2 {
 				t.Errorf("said %q, want one refusal and one success", said)
 			}
 		})
