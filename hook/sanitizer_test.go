@@ -3,8 +3,11 @@ package hook
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/sluice-gpu/sluice/hook/account"
 )
 
 // sanitized builds limiter and program with a sanitizer and returns the folder
@@ -82,5 +85,45 @@ func TestTheLimiterIsCleanUnderSanitizers(t *testing.T) {
 	}
 	if said := p.end(); said != "" {
 		t.Errorf("said %q", said)
+	}
+}
+
+// TestTheGateIsCleanUnderSanitizers: launches of every kind in a share that is
+// held to a part of the card, captures among them, with program and limiter
+// built with the address and undefined-behaviour sanitizers.
+func TestTheGateIsCleanUnderSanitizers(t *testing.T) {
+	const sanitizer = "address,undefined"
+	lib, _ := sanitized(t, sanitizer)
+	program := filepath.Join(t.TempDir(), "probe")
+	build := []string{"-std=c11", "-D_GNU_SOURCE", "-g", "-O1", "-fno-sanitize-recover=all", "-fsanitize=" + sanitizer, "-I../e2e/fakegpu/abi", "-o", program}
+	for _, source := range []string{"probe", "memory", "kernels", "work", "resolve"} {
+		build = append(build, "../e2e/fakegpu/probe/"+source+".c")
+	}
+	if err := sh("gcc", append(build, "-ldl")...); err != nil {
+		t.Fatal(err)
+	}
+	n := newNode(t, 1, 80*gi, mi)
+	uuid, err := account.ParseUUID(cardUUID(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(n.dir, "node-shares", "a")
+	limit := account.Limit{Card: uuid, Memory: gi, CorePercent: 50, CorePolicy: account.CoresHard}
+	if err := account.Create(dir, limit, account.Grant{CoreRate: 500_000, Fallback: 500_000, BusyFactor: 1_000_000, Gated: true}); err != nil {
+		t.Fatal(err)
+	}
+	box := n.container("a", []int{0}, "a")
+	for _, way := range [][]string{nil, {"--per-thread"}, {"--via", "procaddress"}} {
+		steps := append(slices.Clone(way), "launch:2ms*40=SUCCESS", "launchex:1ms*40=SUCCESS", "coop:1ms*40=SUCCESS", "graph:1ms*40=SUCCESS",
+			"capturing:global*50=SUCCESS", "capturing:relaxed*50=SUCCESS")
+		cmd := n.command(box, program, steps...)
+		cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+lib, "ASAN_OPTIONS=detect_leaks=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%q: %v\n%s", way, err, out)
+		}
+	}
+	core, err := account.ReadCoreTime(dir)
+	if err != nil || core.Throttled == 0 {
+		t.Errorf("nothing was held: %+v, %v", core, err)
 	}
 }
