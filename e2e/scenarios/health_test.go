@@ -85,9 +85,10 @@ func TestADeadCardsPodsLeaveItAndItIsOfferedAgainWhenItIsBack(t *testing.T) {
 
 func TestAPodIsToldWhyItsCardIsUnhealthy(t *testing.T) {
 	ctx, ns := scenario(t)
-	// It tolerates the fault, and so stays to be told.
+	// It tolerates the fault, and so stays to be told. The effect must be named: without it the
+	// claim is tolerated by the scheduler and not by the eviction.
 	template := testbed.Template("slice", testbed.Capacity{Memory: "6Gi"})
-	template.Spec.Spec.Devices.Requests[0].Exactly.Tolerations = []resourcev1.DeviceToleration{{Key: "gpu.sluice.dev/faulty", Operator: resourcev1.DeviceTolerationOpExists}}
+	template.Spec.Spec.Devices.Requests[0].Exactly.Tolerations = []resourcev1.DeviceToleration{{Key: "gpu.sluice.dev/faulty", Operator: resourcev1.DeviceTolerationOpExists, Effect: resourcev1.DeviceTaintEffectNoExecute}}
 	create(t, ctx, ns, template)
 	t.Cleanup(func() { fault(t, context.Background(), dynamicNode, "") })
 	running(t, ctx, ns, "p", dynamicNode)
@@ -168,8 +169,9 @@ func TestANodeThatWasCutOffGivesNoMemoryTwice(t *testing.T) {
 	}
 }
 
-// TestASliceHoldsBesideAMonitorClaim: the monitor's view of a card has the driver's own library, and
-// whichever of the two the runtime applies last, programs run on the limiter's.
+// TestASliceHoldsBesideAMonitorClaim: the monitor opens every card of the node, without a limit. A
+// container that has a slice as well is refused CUDA, in whatever order it names the claims, since it
+// sees cards that it has no share of; in containers of their own each is what it was asked to be.
 func TestASliceHoldsBesideAMonitorClaim(t *testing.T) {
 	ctx, ns := scenario(t)
 	labels := []byte(`{"metadata": {"labels": {"resource.kubernetes.io/admin-access": "true"}}}`)
@@ -183,10 +185,27 @@ func TestASliceHoldsBesideAMonitorClaim(t *testing.T) {
 	}
 	create(t, ctx, ns, watch)
 	for name, order := range map[string][]string{"slice-last": {"watch", "slice"}, "slice-first": {"slice", "watch"}} {
-		pod := testbed.Pod(name, untilRefused, testbed.OnNode(dynamicNode), testbed.WithTemplate(order[0]), testbed.WithTemplate(order[1]))
-		create(t, ctx, ns, pod)
-		if sum := took(t, ctx, ns, name, "main"); sum != 6*gib {
-			t.Errorf("%s: took %d bytes of a slice of %d", name, sum, 6*gib)
+		create(t, ctx, ns, testbed.Pod(name, []string{"info", "hold"}, testbed.OnNode(dynamicNode), testbed.WithTemplate(order[0]), testbed.WithTemplate(order[1])))
+		step, err := bed.WaitProbe(patient(t, ctx), ns, name, "main", "info")
+		if err != nil {
+			t.Fatal(err)
 		}
+		log, err := bed.Log(ctx, ns, name, "main")
+		if err != nil || step.Result != "CUDA_ERROR_NOT_PERMITTED" || !strings.Contains(log, "is visible, but no share") {
+			t.Errorf("%s: %s, %v, and says\n%s", name, step.Result, err, log)
+		}
+	}
+	apart := testbed.Pod("apart", untilRefused, testbed.OnNode(dynamicNode), testbed.WithContainer("watch", "info", "hold"),
+		testbed.WithTemplate("slice"), testbed.WithTemplate("watch"))
+	for i, claim := range []string{"slice", "watch"} {
+		apart.Spec.Containers[i].Resources.Claims = []corev1.ResourceClaim{{Name: claim}}
+	}
+	create(t, ctx, ns, apart)
+	if sum := took(t, ctx, ns, "apart", "main"); sum != 6*gib {
+		t.Errorf("beside a monitor a program took %d bytes of a slice of %d", sum, 6*gib)
+	}
+	step, err := bed.WaitProbe(patient(t, ctx), ns, "apart", "watch", "info")
+	if err != nil || step.Result != "CUDA_SUCCESS" || step.Total <= 6*gib {
+		t.Errorf("the monitor beside a slice sees %+v, %v", step, err)
 	}
 }

@@ -77,7 +77,7 @@ func TestEverybodyHasTheRightsThatHeNeedsAndNoOthers(t *testing.T) {
 		},
 		account + "sluice-quota": {
 			may: []right{
-				"list pods", "update pods in default", "delete pods in default", "list jobs.batch", "patch jobs.batch in default", "list nodes",
+				"list pods", "update pods in default", "delete pods in default", "list jobs.batch", "update jobs.batch in default", "list nodes",
 				"update resourceclaims" + resource + " in default", "list resourceslices" + resource, "list deviceclasses" + resource,
 				"create workloads" + kueue + " in default", "update workloads/status" + kueue + " in default", "update clusterqueues/status" + kueue,
 				"update secrets sluice-quota-webhook in " + testbed.SystemNamespace, "update mutatingwebhookconfigurations" + webhooks + " sluice-quota",
