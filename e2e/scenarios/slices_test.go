@@ -95,30 +95,43 @@ func TestPlainLimitIsAWholeCardOnADynamicNodeAndOneSliceOnAFixedNode(t *testing.
 	}
 }
 
+// What no card can meet is refused while it is made, with what could be asked; what only the cards of
+// one node cannot meet is not allocated there.
 func TestRequestsThatNoCardCanMeetAreNotAllocated(t *testing.T) {
 	ctx, ns := scenario(t)
 	for _, c := range []struct {
-		name, node string
-		ask        testbed.Capacity
+		name  string
+		ask   testbed.Capacity
+		words []string
 	}{
-		{"more-memory-than-a-card", dynamicNode, testbed.Capacity{Memory: "90Gi"}},
-		{"more-cores-than-a-card", dynamicNode, testbed.Capacity{Memory: "1Gi", Cores: "101"}},
-		{"not-the-fixed-size", fixedNode, testbed.Capacity{Memory: "20Gi"}},
-		{"unknown-capacity", dynamicNode, testbed.Capacity{Memory: "1Gi"}},
+		{"more-memory-than-a-card", testbed.Capacity{Memory: "90Gi"}, []string{"90Gi", "allowed is up to", dynamicNode}},
+		{"more-cores-than-a-card", testbed.Capacity{Memory: "1Gi", Cores: "101"}, []string{"101", "100"}},
+		{"unknown-capacity", testbed.Capacity{Memory: "1Gi"}, []string{"bandwidth", "memory", "cores"}},
 	} {
 		template := testbed.Template(c.name, c.ask)
 		if c.name == "unknown-capacity" {
 			requests := template.Spec.Spec.Devices.Requests[0].Exactly.Capacity.Requests
 			requests["bandwidth"] = requests["memory"]
 		}
-		create(t, ctx, ns, template,
-			testbed.Pod(c.name, []string{"hold"}, testbed.OnNode(c.node), testbed.WithTemplate(c.name)))
-		message, err := bed.WaitUnschedulable(patient(t, ctx), ns, c.name)
-		if err != nil {
-			t.Error(err)
-		} else if !strings.Contains(message, "cannot allocate all claims") {
-			t.Errorf("%s: the scheduler said %q", c.name, message)
+		_, err := bed.Client.ResourceV1().ResourceClaimTemplates(ns).Create(ctx, template, metav1.CreateOptions{})
+		if err == nil {
+			t.Errorf("%s was accepted", c.name)
+			continue
 		}
+		for _, word := range c.words {
+			if !strings.Contains(err.Error(), word) {
+				t.Errorf("%s is refused without a word of %s: %v", c.name, word, err)
+			}
+		}
+	}
+	const name = "not-the-fixed-size"
+	create(t, ctx, ns, testbed.Template(name, testbed.Capacity{Memory: "20Gi"}),
+		testbed.Pod(name, []string{"hold"}, testbed.OnNode(fixedNode), testbed.WithTemplate(name)))
+	message, err := bed.WaitUnschedulable(patient(t, ctx), ns, name)
+	if err != nil {
+		t.Error(err)
+	} else if !strings.Contains(message, "cannot allocate all claims") {
+		t.Errorf("the scheduler said %q", message)
 	}
 }
 
