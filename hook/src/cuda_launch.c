@@ -9,131 +9,54 @@
 #define APART  __attribute__((noinline))
 #define LIKELY(x) __builtin_expect(x, 1)
 
-static SLOW CUresult held_cuLaunchKernel(CUfunction f, GRID, CUstream stream, void **params, void **extra)
-{
-    struct launch l;
-    CUresult r = launch_begin(&l, f, gx, gy, gz, launch_stream(stream, CU_STREAM_LEGACY));
-    return r ? r : launch_end(&l, REAL(cuLaunchKernel)(f, gx, gy, gz, bx, by, bz, shared, stream, params, extra));
-}
+/*
+ * One exported launch, in three steps that get rarer and dearer: at once where
+ * nothing on this machine is held; at once where the gate lets it pass; held, and
+ * timed. params and args are the function's parameters, with their types and
+ * without; grid and queued say what the gate asks about; named is false for a
+ * launch that names nothing, which is for the driver to refuse.
+ */
+#define LAUNCH(name, params, args, named, f, gx, gy, gz, queued)                             \
+    static SLOW CUresult held_##name params                                                  \
+    {                                                                                        \
+        struct launch l;                                                                     \
+        if (!(named))                                                                        \
+            return REAL(name) args;                                                          \
+        CUresult r = launch_begin(&l, f, gx, gy, gz, queued);                                \
+        return r ? r : launch_end(&l, REAL(name) args);                                      \
+    }                                                                                        \
+    static APART CUresult paced_##name params                                                \
+    {                                                                                        \
+        bool now = launch_free() || ((named) && launch_pass(f, gx, gy, gz, queued));         \
+        type_##name go = now ? NOW(name) : held_##name;                                      \
+        return go args;                                                                      \
+    }                                                                                        \
+    CUresult name params                                                                     \
+    {                                                                                        \
+        type_##name go = LIKELY(launch_quick()) ? NOW(name) : paced_##name;                  \
+        return go args;                                                                      \
+    }
 
-static APART CUresult paced_cuLaunchKernel(CUfunction f, GRID, CUstream stream, void **params, void **extra)
-{
-    bool now = launch_free() || launch_pass(f, gx, gy, gz, launch_stream(stream, CU_STREAM_LEGACY));
-    type_cuLaunchKernel go = now ? NOW(cuLaunchKernel) : held_cuLaunchKernel;
-    return go(f, gx, gy, gz, bx, by, bz, shared, stream, params, extra);
-}
+#define KERNEL(name, standard)                                                               \
+    LAUNCH(name, (CUfunction f, GRID, CUstream stream, void **params, void **extra),         \
+           (f, gx, gy, gz, bx, by, bz, shared, stream, params, extra), true,                 \
+           f, gx, gy, gz, launch_stream(stream, standard))
+KERNEL(cuLaunchKernel, CU_STREAM_LEGACY)
+KERNEL(cuLaunchKernel_ptsz, CU_STREAM_PER_THREAD)
 
-CUresult cuLaunchKernel(CUfunction f, GRID, CUstream stream, void **params, void **extra)
-{
-    type_cuLaunchKernel go = LIKELY(launch_quick()) ? NOW(cuLaunchKernel) : paced_cuLaunchKernel;
-    return go(f, gx, gy, gz, bx, by, bz, shared, stream, params, extra);
-}
+#define KERNEL_EX(name, standard)                                                            \
+    LAUNCH(name, (const CUlaunchConfig *config, CUfunction f, void **params, void **extra),  \
+           (config, f, params, extra), config,                                               \
+           f, config->gridDimX, config->gridDimY, config->gridDimZ, launch_stream(config->hStream, standard))
+KERNEL_EX(cuLaunchKernelEx, CU_STREAM_LEGACY)
+KERNEL_EX(cuLaunchKernelEx_ptsz, CU_STREAM_PER_THREAD)
 
-static SLOW CUresult held_cuLaunchKernel_ptsz(CUfunction f, GRID, CUstream stream, void **params, void **extra)
-{
-    struct launch l;
-    CUresult r = launch_begin(&l, f, gx, gy, gz, launch_stream(stream, CU_STREAM_PER_THREAD));
-    return r ? r : launch_end(&l, REAL(cuLaunchKernel_ptsz)(f, gx, gy, gz, bx, by, bz, shared, stream, params, extra));
-}
-
-static APART CUresult paced_cuLaunchKernel_ptsz(CUfunction f, GRID, CUstream stream, void **params, void **extra)
-{
-    bool now = launch_free() || launch_pass(f, gx, gy, gz, launch_stream(stream, CU_STREAM_PER_THREAD));
-    type_cuLaunchKernel_ptsz go = now ? NOW(cuLaunchKernel_ptsz) : held_cuLaunchKernel_ptsz;
-    return go(f, gx, gy, gz, bx, by, bz, shared, stream, params, extra);
-}
-
-CUresult cuLaunchKernel_ptsz(CUfunction f, GRID, CUstream stream, void **params, void **extra)
-{
-    type_cuLaunchKernel_ptsz go = LIKELY(launch_quick()) ? NOW(cuLaunchKernel_ptsz) : paced_cuLaunchKernel_ptsz;
-    return go(f, gx, gy, gz, bx, by, bz, shared, stream, params, extra);
-}
-
-static SLOW CUresult held_cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **params, void **extra)
-{
-    struct launch l;
-    if (!config)
-        return REAL(cuLaunchKernelEx)(config, f, params, extra);
-    CUresult r = launch_begin(&l, f, config->gridDimX, config->gridDimY, config->gridDimZ, launch_stream(config->hStream, CU_STREAM_LEGACY));
-    return r ? r : launch_end(&l, REAL(cuLaunchKernelEx)(config, f, params, extra));
-}
-
-static APART CUresult paced_cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **params, void **extra)
-{
-    bool now = launch_free() || (config && launch_pass(f, config->gridDimX, config->gridDimY, config->gridDimZ,
-                                                       launch_stream(config->hStream, CU_STREAM_LEGACY)));
-    type_cuLaunchKernelEx go = now ? NOW(cuLaunchKernelEx) : held_cuLaunchKernelEx;
-    return go(config, f, params, extra);
-}
-
-CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **params, void **extra)
-{
-    type_cuLaunchKernelEx go = LIKELY(launch_quick()) ? NOW(cuLaunchKernelEx) : paced_cuLaunchKernelEx;
-    return go(config, f, params, extra);
-}
-
-static SLOW CUresult held_cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction f, void **params, void **extra)
-{
-    struct launch l;
-    if (!config)
-        return REAL(cuLaunchKernelEx_ptsz)(config, f, params, extra);
-    CUresult r = launch_begin(&l, f, config->gridDimX, config->gridDimY, config->gridDimZ, launch_stream(config->hStream, CU_STREAM_PER_THREAD));
-    return r ? r : launch_end(&l, REAL(cuLaunchKernelEx_ptsz)(config, f, params, extra));
-}
-
-static APART CUresult paced_cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction f, void **params, void **extra)
-{
-    bool now = launch_free() || (config && launch_pass(f, config->gridDimX, config->gridDimY, config->gridDimZ,
-                                                       launch_stream(config->hStream, CU_STREAM_PER_THREAD)));
-    type_cuLaunchKernelEx_ptsz go = now ? NOW(cuLaunchKernelEx_ptsz) : held_cuLaunchKernelEx_ptsz;
-    return go(config, f, params, extra);
-}
-
-CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction f, void **params, void **extra)
-{
-    type_cuLaunchKernelEx_ptsz go = LIKELY(launch_quick()) ? NOW(cuLaunchKernelEx_ptsz) : paced_cuLaunchKernelEx_ptsz;
-    return go(config, f, params, extra);
-}
-
-static SLOW CUresult held_cuLaunchCooperativeKernel(CUfunction f, GRID, CUstream stream, void **params)
-{
-    struct launch l;
-    CUresult r = launch_begin(&l, f, gx, gy, gz, launch_stream(stream, CU_STREAM_LEGACY));
-    return r ? r : launch_end(&l, REAL(cuLaunchCooperativeKernel)(f, gx, gy, gz, bx, by, bz, shared, stream, params));
-}
-
-static APART CUresult paced_cuLaunchCooperativeKernel(CUfunction f, GRID, CUstream stream, void **params)
-{
-    bool now = launch_free() || launch_pass(f, gx, gy, gz, launch_stream(stream, CU_STREAM_LEGACY));
-    type_cuLaunchCooperativeKernel go = now ? NOW(cuLaunchCooperativeKernel) : held_cuLaunchCooperativeKernel;
-    return go(f, gx, gy, gz, bx, by, bz, shared, stream, params);
-}
-
-CUresult cuLaunchCooperativeKernel(CUfunction f, GRID, CUstream stream, void **params)
-{
-    type_cuLaunchCooperativeKernel go = LIKELY(launch_quick()) ? NOW(cuLaunchCooperativeKernel) : paced_cuLaunchCooperativeKernel;
-    return go(f, gx, gy, gz, bx, by, bz, shared, stream, params);
-}
-
-static SLOW CUresult held_cuLaunchCooperativeKernel_ptsz(CUfunction f, GRID, CUstream stream, void **params)
-{
-    struct launch l;
-    CUresult r = launch_begin(&l, f, gx, gy, gz, launch_stream(stream, CU_STREAM_PER_THREAD));
-    return r ? r : launch_end(&l, REAL(cuLaunchCooperativeKernel_ptsz)(f, gx, gy, gz, bx, by, bz, shared, stream, params));
-}
-
-static APART CUresult paced_cuLaunchCooperativeKernel_ptsz(CUfunction f, GRID, CUstream stream, void **params)
-{
-    bool now = launch_free() || launch_pass(f, gx, gy, gz, launch_stream(stream, CU_STREAM_PER_THREAD));
-    type_cuLaunchCooperativeKernel_ptsz go = now ? NOW(cuLaunchCooperativeKernel_ptsz) : held_cuLaunchCooperativeKernel_ptsz;
-    return go(f, gx, gy, gz, bx, by, bz, shared, stream, params);
-}
-
-CUresult cuLaunchCooperativeKernel_ptsz(CUfunction f, GRID, CUstream stream, void **params)
-{
-    type_cuLaunchCooperativeKernel_ptsz go = LIKELY(launch_quick()) ? NOW(cuLaunchCooperativeKernel_ptsz) : paced_cuLaunchCooperativeKernel_ptsz;
-    return go(f, gx, gy, gz, bx, by, bz, shared, stream, params);
-}
+#define COOPERATIVE(name, standard)                                                          \
+    LAUNCH(name, (CUfunction f, GRID, CUstream stream, void **params),                       \
+           (f, gx, gy, gz, bx, by, bz, shared, stream, params), true,                        \
+           f, gx, gy, gz, launch_stream(stream, standard))
+COOPERATIVE(cuLaunchCooperativeKernel, CU_STREAM_LEGACY)
+COOPERATIVE(cuLaunchCooperativeKernel_ptsz, CU_STREAM_PER_THREAD)
 
 /* The context that a part of a launch on several cards runs in becomes the
  * current one, so that its events are made there. */
