@@ -49,7 +49,7 @@ func command() *cobra.Command {
 		RunE:          func(*cobra.Command, []string) error { return run(o) },
 	}
 	f := c.Flags()
-	f.StringVar(&o.config, "config", "", "QuotaConfiguration file; empty for the defaults")
+	f.StringVar(&o.config, "config", "", "QuotaConfiguration file, or a Configuration of Kueue; empty for the defaults")
 	f.StringVar(&o.metrics, "metrics-bind-address", ":8080", "address of the metrics endpoint, 0 for none")
 	f.StringVar(&o.health, "health-probe-bind-address", ":8081", "address of /healthz and /readyz")
 	f.BoolVar(&o.leaderElect, "leader-elect", true, "let one of several replicas decide")
@@ -76,6 +76,9 @@ func run(o options) error {
 	cfg, err := config.Load(o.config)
 	if err != nil {
 		return fmt.Errorf("configuration: %w", err)
+	}
+	for _, field := range cfg.Unheeded() {
+		logger.Info("a setting of the Kueue configuration is not honoured", "field", field)
 	}
 	rest, err := ctrl.GetConfig()
 	if err != nil {

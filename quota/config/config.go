@@ -2,13 +2,16 @@
 // QuotaConfiguration of config.quota.sluice.dev/v1alpha1: its types, strict
 // decoding, defaults and validation. An unknown field is an error, because a
 // setting that is silently ignored is worse than a controller that says so at
-// start.
+// start. The configuration file of Kueue is read too; what it sets and is not
+// honoured is named.
 package config
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -80,7 +83,13 @@ type QuotaConfiguration struct {
 	JobKinds []jobs.Kind `json:"jobKinds,omitempty"`
 
 	compiled *pricing.Dimensions
+	unheeded []string
 }
+
+// Unheeded are the fields of a Kueue configuration that were set and are not
+// honoured, as path or "path: what there is instead". It is empty for a
+// QuotaConfiguration, where a field that is not known is an error.
+func (c *QuotaConfiguration) Unheeded() []string { return c.unheeded }
 
 // FairSharing is as in the Kueue configuration.
 type FairSharing struct {
@@ -89,7 +98,8 @@ type FairSharing struct {
 	PreemptionStrategies []string `json:"preemptionStrategies,omitempty"`
 }
 
-// Load reads a file; an empty path gives the defaults.
+// Load reads a file, a QuotaConfiguration or a Configuration of Kueue; an empty
+// path gives the defaults.
 func Load(path string) (*QuotaConfiguration, error) {
 	if path == "" {
 		return Decode(nil)
@@ -108,12 +118,9 @@ func Load(path string) (*QuotaConfiguration, error) {
 // Decode reads, completes and checks a configuration. Nothing, or an object
 // without fields, gives the defaults.
 func Decode(b []byte) (*QuotaConfiguration, error) {
-	c := &QuotaConfiguration{}
-	if err := yaml.UnmarshalStrict(b, c); err != nil {
+	c, err := read(b)
+	if err != nil {
 		return nil, err
-	}
-	if c.APIVersion != "" && c.APIVersion != APIVersion || c.Kind != "" && c.Kind != Kind {
-		return nil, fmt.Errorf("%s %s is not a %s of %s", c.APIVersion, c.Kind, Kind, APIVersion)
 	}
 	if c.QuotaCheckStrategy == "" {
 		c.QuotaCheckStrategy = "IgnoreUndeclared"
@@ -133,6 +140,23 @@ func Decode(b []byte) (*QuotaConfiguration, error) {
 		}}}
 	}
 	return c, c.validate()
+}
+
+// read reads a file of a kind that is known.
+func read(b []byte) (*QuotaConfiguration, error) {
+	var t metav1.TypeMeta
+	if err := yaml.Unmarshal(b, &t); err == nil && isKueue(t) {
+		return decodeKueue(t.APIVersion, b)
+	}
+	c := &QuotaConfiguration{}
+	if err := yaml.UnmarshalStrict(b, c); err != nil {
+		return nil, err
+	}
+	if c.APIVersion != "" && c.APIVersion != APIVersion || c.Kind != "" && c.Kind != Kind {
+		return nil, fmt.Errorf("%s %s is not a %s of %s, nor a %s of %s", c.APIVersion, c.Kind, Kind, APIVersion,
+			kueueKind, strings.Join(slices.Sorted(maps.Keys(kueueFiles)), " or "))
+	}
+	return c, nil
 }
 
 // Jobs are the kinds of jobs that are governed.

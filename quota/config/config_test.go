@@ -35,6 +35,7 @@ func TestMistakesAreNamed(t *testing.T) {
 		"holeReserveAfter: -5s":                                               "must not be negative",
 		"fairSharing: {preemptionStrategies: [Luck]}":                         "Luck",
 		"apiVersion: config.kueue.x-k8s.io/v1beta2":                           "is not a QuotaConfiguration",
+		"apiVersion: config.kueue.x-k8s.io/v1alpha1\nkind: Configuration":     "nor a Configuration of config.kueue.x-k8s.io/v1beta1 or config.kueue.x-k8s.io/v1beta2",
 		"kind: DriverConfiguration":                                           "is not a QuotaConfiguration",
 		"quotaCheckStrategy: A\nquotaCheckStrategy: B":                        "already set",
 		"fairSharing: {preemptionStrategies: [], weight: 12}":                 "weight",
