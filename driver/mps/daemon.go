@@ -69,8 +69,8 @@ func (d Daemon) PID() int {
 	if err := json.Unmarshal(b, &r); err != nil || r.PID <= 0 {
 		return 0
 	}
-	start, zombie, err := statOf(d.Proc, r.PID)
-	if err != nil || zombie || start != r.Start {
+	start, ended, err := statOf(d.Proc, r.PID)
+	if err != nil || ended || start != r.Start {
 		return 0
 	}
 	return r.PID
@@ -216,14 +216,17 @@ func (b *Backend) Control(ctx context.Context, d Daemon, command string) (string
 	return strings.TrimSpace(out.String()), nil
 }
 
-// statOf reads /proc/<pid>/stat (proc_pid_stat(5)).
-func statOf(proc string, pid int) (start uint64, zombie bool, err error) {
+// statOf reads /proc/<pid>/stat (proc_pid_stat(5)). A process has ended when its
+// parent alone knows of it. That its first thread is a zombie is not enough:
+// others may still hold the card and the sockets.
+func statOf(proc string, pid int) (start uint64, ended bool, err error) {
 	fields, err := statFields(proc, pid)
 	if err != nil {
 		return 0, false, err
 	}
 	start, err = strconv.ParseUint(fields[19], 10, 64)
-	return start, fields[0] == "Z" || fields[0] == "X", err
+	dead := fields[0] == "Z" || fields[0] == "X"
+	return start, dead && (fields[17] == "0" || fields[17] == "1"), err
 }
 
 // session lists the processes of the session that pid leads.

@@ -358,7 +358,7 @@ func TestADaemonThatDoesNotListenIsKilled(t *testing.T) {
 	defer cancel()
 	_ = b.stop(ctx, b.daemon("GPU-a")) // as patient as the test
 	h.settle(b)
-	if _, zombie, err := statOf("/proc", pid); err == nil && !zombie {
+	if _, ended, err := statOf("/proc", pid); err == nil && !ended {
 		t.Errorf("process %d lives", pid)
 	}
 }

@@ -205,7 +205,7 @@ func removeCgroupTree(dir string) error {
 	slices.Reverse(dirs)
 	for _, d := range dirs {
 		err := unix.Rmdir(d)
-		for deadline := time.Now().Add(5 * time.Second); err == unix.EBUSY && time.Now().Before(deadline); {
+		for deadline := time.Now().Add(endPatience); err == unix.EBUSY && time.Now().Before(deadline); {
 			time.Sleep(20 * time.Millisecond)
 			err = unix.Rmdir(d)
 		}

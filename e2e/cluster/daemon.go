@@ -15,8 +15,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stopPatience is how long a daemon may take to end when asked to, before it is killed.
-const stopPatience = 5 * time.Second
+// stopPatience is how long a daemon may take to end when asked to, before it is killed. etcd waits
+// seven seconds for the streams of an API server that does not go away.
+const stopPatience = 30 * time.Second
+
+// endPatience is how long what was killed may take to be gone.
+const endPatience = time.Minute
 
 // machineEnv is the environment of what runs on a machine.
 func machineEnv() []string {
@@ -86,11 +90,14 @@ func (m *machine) stop(name string) error {
 	if err != nil || !p.alive() {
 		return nil
 	}
-	for _, signal := range []unix.Signal{unix.SIGTERM, unix.SIGKILL} {
-		if err := unix.Kill(p.PID, signal); err != nil && err != unix.ESRCH {
+	for _, way := range []struct {
+		signal   unix.Signal
+		patience time.Duration
+	}{{unix.SIGTERM, stopPatience}, {unix.SIGKILL, endPatience}} {
+		if err := unix.Kill(p.PID, way.signal); err != nil && err != unix.ESRCH {
 			return fmt.Errorf("%s: stop %s: %w", m.name, name, err)
 		}
-		if p.waitGone(stopPatience) {
+		if p.waitGone(way.patience) {
 			return nil
 		}
 	}

@@ -112,7 +112,7 @@ func killInNetns(names []string) error {
 	// A process that is ending loses its namespaces before it is gone, so what was found once is
 	// followed to its end.
 	ending := map[process]bool{}
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(endPatience); ; time.Sleep(20 * time.Millisecond) {
 		found, err := processesIn(namespaces)
 		if err != nil {
 			return err

@@ -176,10 +176,16 @@ func TestInterruptedUpIsRefusedAndThenRemovedByDown(t *testing.T) {
 	}
 	before := readFootprint(t, c.name)
 	t.Cleanup(func() { c.Down(context.Background()) }) //nolint:errcheck // only if the test failed
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testPatience)
 	defer cancel()
+	go func() { // interrupts it when its machines are on
+		defer cancel()
+		for _, m := range []*machine{c.machine(ControlPlane), c.machine("node-1")} {
+			_ = until(ctx, time.Millisecond, func(context.Context) error { _, err := m.first(); return err })
+		}
+	}()
 	if err := c.Up(ctx, DefaultConfig(1)); err == nil || !strings.Contains(err.Error(), "remove it with `cluster --name clt-cut down`") {
-		t.Fatalf("up in one second: %v", err)
+		t.Fatalf("interrupted up: %v", err)
 	}
 	if len(clusterProcesses(t, c)) == 0 {
 		t.Error("up was interrupted before it began")

@@ -136,7 +136,7 @@ func apply(t *testing.T, c *Cluster, manifests string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		cmd := exec.Command(c.Binary("kubectl"), "delete", "--ignore-not-found", "--wait", "--timeout=30s", "-f", "-")
+		cmd := exec.Command(c.Binary("kubectl"), "delete", "--ignore-not-found", "--wait", "--timeout="+testPatience.String(), "-f", "-")
 		if _, err := c.output(cmd, []byte(manifests)); err != nil {
 			t.Error(err)
 		}
@@ -154,7 +154,7 @@ func kubectl(t *testing.T, c *Cluster, args ...string) string {
 
 func waitPod(t *testing.T, c *Cluster, name, condition string) {
 	t.Helper()
-	if _, err := c.Kubectl(t.Context(), "wait", "pod/"+name, "--for="+condition, "--timeout=60s"); err != nil {
+	if _, err := c.Kubectl(t.Context(), "wait", "pod/"+name, "--for="+condition, "--timeout="+testPatience.String()); err != nil {
 		described, _ := c.Kubectl(context.Background(), "describe", "pod", name)
 		t.Fatalf("%v\n%s", err, described)
 	}
@@ -244,7 +244,7 @@ webhooks:
 	apply(t, c, manifests)
 	waitPod(t, c, "refuse", "condition=Ready")
 	object := "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: refused, labels: {refuse: me}}\n"
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testPatience)
 	defer cancel()
 	err = until(ctx, 200*time.Millisecond, func(ctx context.Context) error {
 		err := c.Apply(ctx, []byte(object))
@@ -320,7 +320,7 @@ func TestRestartOfAComponentKeepsContainersRunning(t *testing.T) {
 	if got != "Running 0" {
 		t.Errorf("the pod is %s", got)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testPatience)
 	defer cancel()
 	err := until(ctx, 200*time.Millisecond, func(ctx context.Context) error { // the kubelet learns of its pods a moment after it answers
 		_, err := c.Kubectl(ctx, "exec", "stays", "--", "/agent", "cat", "/etc/passwd")
@@ -345,7 +345,7 @@ func componentPIDs(c *Cluster) map[string]int {
 func TestCutNodeIsUnreachableUntilHealed(t *testing.T) {
 	c := sharedCluster(t)
 	reach := func() error {
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
 		defer cancel()
 		conn, err := c.DialContext(ctx, "tcp", nodeIP(2).String()+":10250")
 		if err == nil {
@@ -353,7 +353,12 @@ func TestCutNodeIsUnreachableUntilHealed(t *testing.T) {
 		}
 		return err
 	}
-	if err := reach(); err != nil {
+	ctx, cancel := context.WithTimeout(t.Context(), testPatience)
+	defer cancel()
+	reached := func() error {
+		return until(ctx, 100*time.Millisecond, func(context.Context) error { return reach() })
+	}
+	if err := reached(); err != nil {
 		t.Fatal(err)
 	}
 	if err := c.Cut(t.Context(), "node-2"); err != nil {
@@ -369,9 +374,7 @@ func TestCutNodeIsUnreachableUntilHealed(t *testing.T) {
 	if err := c.Heal(t.Context(), "node-2"); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	if err := until(ctx, 100*time.Millisecond, func(context.Context) error { return reach() }); err != nil {
+	if err := reached(); err != nil {
 		t.Error(err)
 	}
 }
@@ -401,7 +404,7 @@ func TestRebootLosesRunAndContainersAndKeepsVarLib(t *testing.T) {
 	if got := kubectl(t, c, "get", "node", "node-1", "-o", "jsonpath={.status.nodeInfo.bootID}"); got != after {
 		t.Errorf("the node object's boot id is %s, want %s", got, after)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testPatience)
 	defer cancel()
 	err := until(ctx, 200*time.Millisecond, func(ctx context.Context) error {
 		got, err := c.Kubectl(ctx, "get", "pod", "again", "-o", "jsonpath={.status.containerStatuses[0].ready} {.status.containerStatuses[0].restartCount} {.status.containerStatuses[0].containerID}")

@@ -12,7 +12,6 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -136,7 +135,7 @@ func (m *machine) halt() error {
 		return fmt.Errorf("%s: halt: %w", m.name, err)
 	}
 	// The first process is gone for good only when all others of its namespace are.
-	if !p.waitGone(20 * time.Second) {
+	if !p.waitGone(endPatience) {
 		return fmt.Errorf("%s: halt: process %d does not end", m.name, p.PID)
 	}
 	return nil

@@ -174,13 +174,13 @@ func TestMountsBelowReplacedFoldersAreDroppedDeepestFirst(t *testing.T) {
 func TestProcessIsToldByItsStartWhateverItsName(t *testing.T) {
 	const rest = " S 1 2 3 0 -1 4194560 1 0 0 0 1 2 3 4 20 0 1 0 132966 5 6"
 	for _, command := range []string{"(etcd)", "(a) b)", "(with space)"} {
-		state, started, err := parseStat([]byte("77 " + command + rest))
-		if err != nil || state != 'S' || started != 132966 {
-			t.Errorf("%s: state %c, started %d, %v", command, state, started, err)
+		got, err := parseStat([]byte("77 " + command + rest))
+		if want := (stat{state: 'S', threads: 1, started: 132966}); err != nil || got != want {
+			t.Errorf("%s: %+v, %v, want %+v", command, got, err, want)
 		}
 	}
 	for _, bad := range []string{"", "77 (x) S 1", "77 x S 1 2"} {
-		if _, _, err := parseStat([]byte(bad)); err == nil {
+		if _, err := parseStat([]byte(bad)); err == nil {
 			t.Errorf("%q was read", bad)
 		}
 	}

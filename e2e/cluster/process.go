@@ -21,39 +21,60 @@ type process struct {
 }
 
 func identify(pid int) (process, error) {
-	state, started, err := readStat(pid)
+	s, err := readStat(pid)
 	if err != nil {
 		return process{}, err
 	}
-	if state == 'Z' {
+	if s.ended() {
 		return process{}, errEnded
 	}
-	return process{PID: pid, Started: started}, nil
+	return process{PID: pid, Started: s.started}, nil
 }
 
-// readStat reads state and start time (fields 3 and 22) of /proc/PID/stat. The second field, the
-// command, is in parentheses and may hold anything.
-func readStat(pid int) (state byte, started uint64, err error) {
+// stat is what /proc/PID/stat says of a process; see proc_pid_stat(5).
+type stat struct {
+	state   byte   // field 3, of the first thread
+	threads int    // field 20
+	started uint64 // field 22, in clock ticks after boot
+}
+
+// ended says whether the process is gone for everybody but its parent: sockets and files closed,
+// locks released. That its first thread is a zombie is not enough. The first thread of a process
+// that was killed is one as soon as itself has ended, while any other still holds what they share.
+func (s stat) ended() bool {
+	return (s.state == 'Z' || s.state == 'X') && s.threads <= 1
+}
+
+func readStat(pid int) (stat, error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return 0, 0, errEnded
+		return stat{}, errEnded
 	}
 	return parseStat(data)
 }
 
-func parseStat(data []byte) (state byte, started uint64, err error) {
+// parseStat reads the text of /proc/PID/stat. The second field, the command, is in parentheses and
+// may hold anything.
+func parseStat(data []byte) (stat, error) {
 	end := bytes.LastIndexByte(data, ')')
 	fields := strings.Fields(string(data[end+1:]))
 	if end < 0 || len(fields) < 20 || len(fields[0]) != 1 {
-		return 0, 0, fmt.Errorf("process state %q: want at least 22 fields", data)
+		return stat{}, fmt.Errorf("process state %q: want at least 22 fields", data)
 	}
-	started, err = strconv.ParseUint(fields[19], 10, 64)
-	return fields[0][0], started, err
+	threads, err := strconv.Atoi(fields[17])
+	if err != nil {
+		return stat{}, fmt.Errorf("process state %q: number of threads: %w", data, err)
+	}
+	started, err := strconv.ParseUint(fields[19], 10, 64)
+	if err != nil {
+		return stat{}, fmt.Errorf("process state %q: start: %w", data, err)
+	}
+	return stat{state: fields[0][0], threads: threads, started: started}, nil
 }
 
 func (p process) alive() bool {
-	state, started, err := readStat(p.PID)
-	return err == nil && started == p.Started && state != 'Z'
+	s, err := readStat(p.PID)
+	return err == nil && s.started == p.Started && !s.ended()
 }
 
 func (p process) waitGone(patience time.Duration) bool {

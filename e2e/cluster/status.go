@@ -65,7 +65,7 @@ func (c *Cluster) Status(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	for _, n := range c.config.Nodes {
 		ready, bootID := "yes", "-"

@@ -24,7 +24,7 @@ import (
 var ErrUp = errors.New("the cluster is up already")
 
 // upPatience is how long the API server and then the nodes may take to become ready.
-const upPatience = 90 * time.Second
+const upPatience = 4 * time.Minute
 
 // Up brings the cluster up and waits until all its nodes are ready. What an earlier Up that failed
 // or was interrupted has left has to be removed by Down first.
@@ -184,7 +184,7 @@ func (c *Cluster) waitAPIServer(ctx context.Context) error {
 				return &fatalError{err}
 			}
 		}
-		ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
 		body, err := client.RESTClient().Get().AbsPath("/readyz").Do(ctx).Raw()
 		if err != nil {
