@@ -73,7 +73,7 @@ func (c *core) deviceFlavor(given *kueue.PodSetAssignment) string {
 // all other tickets of the Workload. also is what the same pod asks for besides
 // and has no ticket for yet. The zero price needs no ticket.
 func (c *core) afford(wl *kueue.Workload, a *kueue.Admission, set string, ask claimRequest, also pricing.Price) (pricing.Price, error) {
-	if !c.synced {
+	if !c.synced || c.halted != "" {
 		// Tickets that are not known yet would not be counted.
 		return pricing.Price{}, errWait
 	}

@@ -95,6 +95,8 @@ type core struct {
 	stale bool
 	// caughtUp says that everything is known which an earlier leader has written.
 	caughtUp bool
+	// halted says why nothing may be admitted at the moment; see halt.go.
+	halted string
 	// gone are objects that were removed a moment ago.
 	gone tombstones
 	// tell asks for a Workload to be looked at, tellJob and tellPod for a job and a
@@ -116,7 +118,8 @@ type work struct {
 	object *kueue.Workload
 	// told says that the engine knows it, placed that room was looked for, lost
 	// that the API has removed it.
-	told, placed, lost bool
+	// foreign that quota was reserved for it by somebody else.
+	told, placed, lost, foreign bool
 	// asked is what one pod of each set asks for, as it was admitted.
 	asked map[string][]resourceapi.DeviceClaim
 	// generation is that of the spec which the engine was told, decided that of
@@ -245,7 +248,7 @@ func (c *core) inUse(id engine.WorkloadID) bool {
 // ticket back.
 func (c *core) place(id engine.WorkloadID, set string, uid types.UID) (string, error) {
 	w := c.works[id]
-	if w == nil || !c.caughtUp {
+	if w == nil || !c.caughtUp || c.halted != "" {
 		return "", errWait
 	}
 	a, run := admitted(w.object)

@@ -20,6 +20,9 @@ import (
 func (c *core) decide() []engine.Decision {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.halted != "" {
+		return nil
+	}
 	now := c.now()
 	c.engine.Apply(engine.Tick{Now: now})
 	c.reorder()

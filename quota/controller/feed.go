@@ -181,6 +181,7 @@ func (c *core) sawWorkload(o *kueue.Workload) {
 	}
 	before := w.object
 	w.object, w.lost = o, false
+	c.noteForeign(w, before)
 	c.tell(id)
 	c.followRelease(w, before)
 	c.sharedAdmitted(before, o)

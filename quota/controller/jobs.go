@@ -96,6 +96,8 @@ func (r *jobReconciler) follow(ctx context.Context, kind *jobs.Kind, job *unstru
 	a, run := admitted(wl)
 	suspended := kind.Suspended(job)
 	switch {
+	case run && suspended && r.isHalted():
+		return ctrl.Result{RequeueAfter: recheck}, nil
 	case run && suspended:
 		why, err := r.outgrows(kind, job, wl, a)
 		if err != nil {

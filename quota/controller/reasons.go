@@ -66,7 +66,7 @@ func (r *reasons) soon(id engine.WorkloadID) { r.queue.AddAfter(id, reasonAfter)
 // not run.
 func (r *reasons) say(ctx context.Context, id engine.WorkloadID) {
 	v := r.view(id)
-	if !v.known || v.object == nil || v.admit != nil || v.object.Status.Admission != nil || conditionTrue(v.object, kueue.WorkloadFinished) {
+	if !v.known || v.halted || v.object == nil || v.admit != nil || v.object.Status.Admission != nil || conditionTrue(v.object, kueue.WorkloadFinished) {
 		return
 	}
 	why := v.why

@@ -9,9 +9,11 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
@@ -27,6 +29,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
+	"github.com/sluice-gpu/sluice/quota/beside"
 	"github.com/sluice-gpu/sluice/quota/config"
 	"github.com/sluice-gpu/sluice/quota/engine"
 	"github.com/sluice-gpu/sluice/quota/jobs"
@@ -42,7 +45,13 @@ func Scheme() *runtime.Scheme {
 
 // CacheOptions keep the caches small: what nobody here reads is dropped.
 func CacheOptions() cache.Options {
-	return cache.Options{DefaultTransform: cache.TransformStripManagedFields()}
+	return cache.Options{
+		DefaultTransform: cache.TransformStripManagedFields(),
+		ByObject: map[client.Object]cache.ByObject{
+			// Of all Leases, those of nodes among them, only one kind is of interest.
+			&coordinationv1.Lease{}: {Field: fields.OneTermEqualSelector("metadata.name", beside.LeaseName)},
+		},
+	}
 }
 
 // Controller is the quota controller, set up on a manager.
@@ -113,8 +122,11 @@ const (
 // Setup adds the controller to a manager. Metrics go to the registerer.
 func Setup(ctx context.Context, mgr ctrl.Manager, cfg *config.QuotaConfiguration, registry prometheus.Registerer) (*Controller, error) {
 	c := newCore(cfg)
+	if err := refuseBeside(ctx, mgr.GetAPIReader(), mgr.GetRESTMapper(), c.now()); err != nil {
+		return nil, err
+	}
 	m := newMetrics(registry)
-	registry.MustRegister(roomMetrics{c})
+	registry.MustRegister(roomMetrics{c}, haltMetric{c})
 	recorder := mgr.GetEventRecorder("sluice-quota")
 	s := &sources{core: c, client: mgr.GetClient(), recorder: recorder, metrics: m}
 
@@ -135,6 +147,10 @@ func Setup(ctx context.Context, mgr ctrl.Manager, cfg *config.QuotaConfiguration
 		return nil, err
 	}
 	if err := mgr.Add(&decider{core: c, metrics: m, ready: ready, caughtUp: func(ctx context.Context) error { return c.catchUp(ctx, mgr.GetAPIReader()) }}); err != nil {
+		return nil, err
+	}
+	out := &lookout{core: c, live: mgr.GetAPIReader(), cache: mgr.GetCache(), recorder: recorder, elected: mgr.Elected(), seen: map[string]time.Time{}, news: make(chan leaseNews)}
+	if err := mgr.Add(out); err != nil {
 		return nil, err
 	}
 	limits := &templates{core: c, client: mgr.GetClient(), live: mgr.GetAPIReader()}

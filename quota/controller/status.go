@@ -63,8 +63,9 @@ func (s *statuses) Start(ctx context.Context) error {
 		case <-tick.C:
 		}
 		s.mu.Lock()
-		stale := s.stale
-		s.stale = false
+		// The other manager writes the same statuses.
+		stale := s.stale && s.halted == ""
+		s.stale = s.stale && !stale
 		s.mu.Unlock()
 		if !stale {
 			continue

@@ -51,6 +51,9 @@ type view struct {
 	known bool
 	// ready says whether all its pods are, lost that the API has removed it.
 	ready, removed bool
+	// halted says that nothing may be admitted, foreign that quota was reserved for
+	// it meanwhile.
+	halted, foreign bool
 }
 
 func (r *workloads) view(id engine.WorkloadID) view {
@@ -63,6 +66,7 @@ func (r *workloads) view(id engine.WorkloadID) view {
 	v := view{known: true, object: w.object, admit: w.admit, evict: w.evict, holds: r.holds(id), generation: w.decided}
 	v.inUse = r.inUse(id)
 	v.removed = w.lost
+	v.halted, v.foreign = r.halted != "", w.foreign
 	v.ready = w.object != nil && r.podsReady(w.object)
 	if held, ok := r.engine.Holding(id); ok && w.admit == nil && w.object != nil && w.object.Status.Admission == nil {
 		v.lost = &held
@@ -95,6 +99,10 @@ func (r *workloads) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resul
 		return r.finish(ctx, wl, id, v)
 	case reserved && conditionTrue(wl, kueue.WorkloadEvicted):
 		return r.release(ctx, wl, id)
+	case v.halted && (wl.DeletionTimestamp == nil || !reserved):
+		return ctrl.Result{}, nil
+	case reserved && v.foreign && wl.DeletionTimestamp == nil:
+		return ctrl.Result{}, r.evict(ctx, wl, elsewhere)
 	case reserved && v.evict != nil:
 		return ctrl.Result{}, r.evict(ctx, wl, verdictOf(wl, v.evict))
 	case reserved && wl.DeletionTimestamp != nil:
