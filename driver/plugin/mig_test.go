@@ -451,7 +451,7 @@ func TestAnInstanceThatSomebodyElseUsesIsTainted(t *testing.T) {
 	uuid := *n.firstInstance(t)
 	c := n.instanceConfig()
 	c.Use = &cardsInUse{use: []gpu.Use{{UUID: uuid, Processes: []gpu.ProcessUse{{PID: os.Getpid(), Memory: 1 << 20}}}}}
-	n.startWith(c)
+	d := n.startWith(c)
 	n.pool(func(devices []resourceapi.Device) bool {
 		for _, dev := range devices {
 			if dev.Name == migDevice("1g.10gb", 6) {
@@ -460,6 +460,8 @@ func TestAnInstanceThatSomebodyElseUsesIsTainted(t *testing.T) {
 		}
 		return false
 	})
+	d.refused(n.claim("bold", share{device: migDevice("1g.10gb", 6)}), migDevice("1g.10gb", 6), "handed out twice", "in-use-elsewhere")
+	d.mustPrepare(n.claim("beside", share{device: migDevice("1g.10gb", 0)}))
 }
 
 func (n *node) firstInstance(t *testing.T) *string {

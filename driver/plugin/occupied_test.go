@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/sluice-gpu/sluice/driver"
 	"github.com/sluice-gpu/sluice/driver/gpu"
 	"github.com/sluice-gpu/sluice/driver/gpu/gputest"
 )
@@ -64,8 +65,17 @@ func TestCardsOfANodeWithADevicePluginAreNotHandedOutTwice(t *testing.T) {
 			t.Errorf("%s is called unhealthy: %s", h.DeviceName, h.Message)
 		}
 	}
+	// What a pod gets whose claim tolerates the taint.
+	bold := n.claim("bold", share{card: 0, memory: "1Gi"})
+	d.refused(bold, device(0), "nvidia.com/gpu by a device plugin", "handed out twice", "trying again", "device-plugin-active")
+	d.mustPrepare(n.claim("admin", share{card: 0, memory: "1Gi", admin: true}), n.claim("monitor", share{device: driver.MonitorDevice, admin: true}))
 	offer("0") // what stays in the status of a node whose plugin was removed
 	n.wantTaints("")
+	d.mustPrepare(bold)
+	// What runs is not touched when the plugin comes back.
+	offer("2")
+	n.wantTaints("0:device-plugin-active=NoSchedule 1:device-plugin-active=NoSchedule")
+	d.mustPrepare(bold)
 }
 
 // cardsInUse is a monitor's view that tests change.
@@ -89,12 +99,16 @@ func TestACardWithProcessesThatUseNoShareIsTainted(t *testing.T) {
 	}}
 	c := n.instanceConfig()
 	c.Use = cards
-	n.startWith(c)
+	d := n.startWith(c)
 	n.wantTaints("1:in-use-elsewhere=NoSchedule")
+	bold := n.claim("bold", share{card: 1, memory: "1Gi"})
+	d.refused(bold, device(1), "processes run on it that use no share", "handed out twice", "trying again", "in-use-elsewhere")
+	d.mustPrepare(n.claim("admin", share{card: 1, memory: "1Gi", admin: true}), n.claim("other", share{card: 0, memory: "1Gi"}))
 	cards.mu.Lock()
 	cards.use = []gpu.Use{{UUID: gputest.UUID(0)}, {UUID: gputest.UUID(1)}}
 	cards.mu.Unlock()
 	n.wantTaints("")
+	d.mustPrepare(bold)
 }
 
 // D20

@@ -86,19 +86,16 @@ func (d *Driver) look(ctx context.Context) error {
 }
 
 // occupied marks cards that somebody else hands out or uses, so that none is
-// handed out twice: by a device plugin, or to processes that use no share.
+// handed out twice.
 func (d *Driver) occupied(ctx context.Context, plan *slicing.Plan, devicePlugin bool) {
 	now := map[string]string{}
 	for _, c := range plan.Cards {
-		if devicePlugin {
-			plan.Occupy(c.Device, "device-plugin-active", "the node also offers "+pluginResource+" by a device plugin, which hands out the same cards")
-		}
-		if d.monitor != nil && d.monitor.Foreign(c.UUID) {
-			plan.Occupy(c.Device, "in-use-elsewhere", "processes run on the card that use no share of it")
+		if by := d.elsewhere(c.UUID, devicePlugin); by != nil {
+			plan.Occupy(c.Device, *by)
 		}
 		for _, i := range c.Instances {
-			if d.monitor != nil && i.UUID != "" && d.monitor.Foreign(i.UUID) {
-				plan.MarkInstance(i.Device, slicing.Unfit{Key: "in-use-elsewhere", Reason: "processes run on the MIG device that use no share of it", Busy: true})
+			if by := d.elsewhere(i.UUID, false); by != nil {
+				plan.MarkInstance(i.Device, *by)
 			}
 		}
 	}

@@ -44,6 +44,9 @@ func (d *Driver) sharesOf(claim *resourceapi.ResourceClaim, plan *slicing.Plan) 
 	var shares []state.Share
 	for _, r := range allocated(claim) {
 		s, err := shareOf(r, d.cfg.NodeName, claim.UID, plan)
+		if err == nil && !s.Admin {
+			err = d.free(cardsOf(s, plan)...)
+		}
 		if err == nil {
 			err = d.configure(&s, parameters.For(r), plan)
 		}
@@ -53,6 +56,14 @@ func (d *Driver) sharesOf(claim *resourceapi.ResourceClaim, plan *slicing.Plan) 
 		shares = append(shares, s)
 	}
 	return shares, alone(shares)
+}
+
+// cardsOf are the card that a share is of and the MIG device, if it is one.
+func cardsOf(s state.Share, plan *slicing.Plan) []string {
+	if card, _, ok := plan.Instance(s.Device); ok {
+		return append([]string{card.UUID}, s.Cards...)
+	}
+	return s.Cards
 }
 
 // alone refuses claims with a share that MPS holds and others: what joins a

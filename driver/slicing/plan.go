@@ -98,9 +98,9 @@ func (p *Plan) Card(device string) (Card, bool) {
 
 // Occupy marks a card as somebody else's. Reasons that lie in the card itself
 // come first.
-func (p *Plan) Occupy(device, key, reason string) {
+func (p *Plan) Occupy(device string, by Unfit) {
 	if i, ok := p.byDevice[device]; ok && p.Cards[i].Unfit == nil {
-		p.Cards[i].Unfit = &Unfit{Key: key, Reason: reason, Busy: true}
+		p.Cards[i].Unfit = &by
 	}
 }
 
