@@ -45,7 +45,8 @@ type Result struct {
 type Backend interface {
 	// Prepare makes what the share needs. Calling it again for a share whose
 	// containers run changes nothing that they have. An error ends in a
-	// refused claim: it says what is missing and what to do.
+	// refused claim: it says what is missing and what to do. It does not wait,
+	// for the whole node would wait with it: what takes time is a NotReady.
 	Prepare(ctx context.Context, s Share) (Result, error)
 	// There tells whether all that Prepare made is there still. It is asked
 	// whenever the kubelet prepares a claim again, and answers fast.
@@ -53,6 +54,18 @@ type Backend interface {
 	// InUse tells whether processes use the share, or may. In doubt they do.
 	InUse(s Share) bool
 }
+
+// NotReady is the error of a Prepare that has started something which has to
+// come up first. The same Prepare succeeds when Wait has returned nil.
+type NotReady struct {
+	// What was started, as a sentence begins.
+	What string
+	// Wait returns when it is ready, or tells why it will not be. Nobody else is
+	// kept from preparing meanwhile.
+	Wait func(context.Context) error
+}
+
+func (e *NotReady) Error() string { return e.What + " is starting; trying again" }
 
 // Settler is a Backend that has more on the host than the folders of shares.
 type Settler interface {

@@ -35,6 +35,10 @@ func (d Daemon) shm() string    { return filepath.Join(d.Dir, "shm") }
 func (d Daemon) logs() string   { return filepath.Join(d.Dir, "log") }
 func (d Daemon) record() string { return filepath.Join(d.Dir, "daemon.json") }
 
+// mark is there from before the daemon's start until it is known to be ready, or
+// to have failed.
+func (d Daemon) mark() string { return filepath.Join(d.Dir, "started") }
+
 // Log is where the daemon's output goes.
 func (d Daemon) Log() string { return filepath.Join(d.logs(), "daemon.log") }
 
@@ -76,13 +80,11 @@ func (d Daemon) PID() int {
 	return r.PID
 }
 
-// age is for how long the daemon has been one.
-func (d Daemon) age() time.Duration {
-	info, err := os.Stat(d.record())
-	if err != nil {
-		return 0
-	}
-	return time.Since(info.ModTime())
+// starting tells that the daemon was started less than patience ago and is not
+// ready yet. It may not have come to its record.
+func (d Daemon) starting(patience time.Duration) bool {
+	info, err := os.Stat(d.mark())
+	return err == nil && time.Since(info.ModTime()) < patience && !d.ready()
 }
 
 func (d Daemon) running() bool { return d.PID() != 0 }
@@ -113,6 +115,9 @@ func (b *Backend) start(d Daemon) (<-chan struct{}, error) {
 			return nil, err
 		}
 	}
+	if err := state.WriteFile(d.mark(), nil, 0o600); err != nil {
+		return nil, err
+	}
 	out, err := os.OpenFile(d.Log(), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o644)
 	if err != nil {
 		return nil, err
@@ -134,10 +139,14 @@ func (b *Backend) start(d Daemon) (<-chan struct{}, error) {
 }
 
 // wait returns when the daemon answers, so that clients can connect, or says why
-// they cannot: at once when it has ended, for others wait meanwhile.
+// they cannot: at once when it has ended. The next who asks starts another then.
 func (b *Backend) wait(ctx context.Context, d Daemon, ended <-chan struct{}) error {
 	ctx, cancel := context.WithTimeout(ctx, b.cfg.Ready)
 	defer cancel()
+	fail := func(format string, args ...any) error {
+		_ = os.Remove(d.mark())
+		return fmt.Errorf(format+"; it said: %s", append(args, d.said())...)
+	}
 	for {
 		if d.ready() {
 			if _, err := b.Control(ctx, d, "get_server_list"); err == nil {
@@ -146,9 +155,9 @@ func (b *Backend) wait(ctx context.Context, d Daemon, ended <-chan struct{}) err
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("is not ready after %s; it said: %s", b.cfg.Ready, d.said())
+			return fail("is not ready after %s", b.cfg.Ready)
 		case <-ended:
-			return fmt.Errorf("ended before it was ready; it said: %s", d.said())
+			return fail("ended before it was ready")
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
@@ -168,24 +177,30 @@ func lastLine(b []byte) string {
 	return "nothing"
 }
 
-// Patience with a daemon that was told to quit.
+// Patience with a command, and with the end of a process that was killed.
 const patience = 5 * time.Second
 
-// stop ends the daemon and its servers. Containers have no clients any more.
+// stop ends the daemon and its servers. Containers have no clients any more, so
+// that nothing is lost with one that does not listen and is killed.
 func (b *Backend) stop(ctx context.Context, d Daemon) error {
 	pid := d.PID()
 	if pid == 0 {
 		return nil
 	}
-	if _, err := b.Control(ctx, d, "quit"); err == nil && gone(ctx, d, pid) {
-		return nil
+	if d.ready() {
+		soon, cancel := context.WithTimeout(ctx, b.cfg.Quit)
+		defer cancel()
+		if _, err := b.Control(soon, d, "quit"); err == nil && gone(soon, d, pid) {
+			return nil
+		}
 	}
-	// It does not listen. What it started is in its session.
-	for _, p := range session(d.Proc, pid) {
+	for _, p := range session(d.Proc, pid) { // what it started
 		if err := syscall.Kill(p, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
 			return err
 		}
 	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
 	if !gone(ctx, d, pid) {
 		return fmt.Errorf("process %d does not end", pid)
 	}
@@ -193,7 +208,7 @@ func (b *Backend) stop(ctx context.Context, d Daemon) error {
 }
 
 func gone(ctx context.Context, d Daemon, pid int) bool {
-	for end := time.Now().Add(patience); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
+	for ; ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
 		if d.PID() != pid {
 			return true
 		}

@@ -69,6 +69,9 @@ type Config struct {
 	Run func(d Daemon, control bool) (program string, args []string)
 	// Ready is how long a daemon may take to start. Default 10 s.
 	Ready time.Duration
+	// Quit is how long a daemon without clients may take to end by itself before
+	// it is killed. The whole node waits for it. Default 1 s.
+	Quit time.Duration
 }
 
 // Backend implements enforce.Backend and enforce.Settler.
@@ -81,6 +84,9 @@ func New(cfg Config) *Backend {
 	}
 	if cfg.Ready <= 0 {
 		cfg.Ready = 10 * time.Second
+	}
+	if cfg.Quit <= 0 {
+		cfg.Quit = time.Second
 	}
 	return &Backend{cfg}
 }
@@ -96,7 +102,7 @@ func (b *Backend) Prepare(ctx context.Context, s enforce.Share) (enforce.Result,
 		return enforce.Result{}, fmt.Errorf("a share of %d cards cannot be held by MPS: its limits are for one", len(s.Cards))
 	}
 	d := b.daemon(s.Cards[0])
-	if err := b.ensure(ctx, d); err != nil {
+	if err := b.ensure(d); err != nil {
 		return enforce.Result{}, fmt.Errorf("the MPS control daemon of card %s: %w", d.Card, err)
 	}
 	if err := os.MkdirAll(s.Dir, 0o755); err != nil {
@@ -168,7 +174,8 @@ func (b *Backend) Settle(ctx context.Context, live []enforce.Share) error {
 		}
 		needed[s.Cards[0]] = true
 		d := b.daemon(s.Cards[0])
-		if err := b.ensure(ctx, d); err != nil {
+		var starting *enforce.NotReady
+		if err := b.ensure(d); err != nil && !errors.As(err, &starting) {
 			errs = append(errs, fmt.Errorf("the MPS control daemon of card %s: %w", s.Cards[0], err))
 		}
 		over, err := d.trim()
@@ -184,50 +191,61 @@ func (b *Backend) Settle(ctx context.Context, live []enforce.Share) error {
 		errs = append(errs, err)
 	}
 	for _, e := range list {
-		if needed[e.Name()] {
+		d := b.daemon(e.Name())
+		if needed[e.Name()] || d.starting(b.cfg.Ready) { // somebody waits for that one
 			continue
 		}
-		if err := b.end(ctx, b.daemon(e.Name())); err != nil {
+		if err := b.end(ctx, d); err != nil {
 			errs = append(errs, fmt.Errorf("ending the MPS control daemon of card %s: %w", e.Name(), err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// ensure has the card's daemon running and ready. The folder is there before
-// anything else and removed after everything else, so that a process that died
-// half way leaves what Settle ends.
-func (b *Backend) ensure(ctx context.Context, d Daemon) error {
+// ensure has the card's daemon running. It is nil when the daemon is ready and
+// the card its alone, and waits for nothing: a daemon that is not ready yet is a
+// NotReady. The folder is there before anything else and removed after everything
+// else, so that a process that died half way leaves what Settle ends.
+func (b *Backend) ensure(d Daemon) error {
 	if d.ready() {
+		if err := os.Remove(d.mark()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if b.cfg.Cards != nil {
+			if err := b.cfg.Cards.SetExclusive(d.Card, true); err != nil {
+				return fmt.Errorf("compute mode EXCLUSIVE_PROCESS: %w", err)
+			}
+		}
 		return nil
 	}
-	for _, dir := range []string{d.pipe(), d.shm(), d.logs()} {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return err
-		}
-		// Clients of any user connect to what is in them. Mkdir obeys the umask.
-		if err := os.Chmod(dir, 0o1777); err != nil {
-			return err
-		}
-	}
-	if b.cfg.Cards != nil {
-		if err := b.cfg.Cards.SetExclusive(d.Card, true); err != nil {
-			return fmt.Errorf("compute mode EXCLUSIVE_PROCESS: %w", err)
-		}
-	}
 	var ended <-chan struct{}
-	if !d.running() {
+	switch {
+	case d.starting(b.cfg.Ready):
+	case d.running():
+		// Its clients can remove what is in the pipe folder. Those that are
+		// connected go on.
+		return fmt.Errorf("runs and its socket %s is gone: a container removed it; when the pods with shares of the card have ended, another daemon is started", filepath.Join(ContainerPipe, "control"))
+	default:
+		for _, dir := range []string{d.pipe(), d.shm(), d.logs()} {
+			if err := os.MkdirAll(dir, 0o755); err != nil {
+				return err
+			}
+			// Clients of any user connect to what is in them. Mkdir obeys the umask.
+			if err := os.Chmod(dir, 0o1777); err != nil {
+				return err
+			}
+		}
 		var err error
 		if ended, err = b.start(d); err != nil {
 			return err
 		}
 	}
-	if ended == nil && d.age() > b.cfg.Ready {
-		// Its clients can remove what is in the pipe folder. Those that are
-		// connected go on; to wait for the socket would hold up the whole node.
-		return fmt.Errorf("runs and its socket %s is gone: a container removed it; when the pods with shares of the card have ended, another daemon is started", filepath.Join(ContainerPipe, "control"))
-	}
-	return b.wait(ctx, d, ended)
+	return &enforce.NotReady{What: "it", Wait: func(ctx context.Context) error {
+		if err := b.wait(ctx, d, ended); err != nil {
+			return fmt.Errorf("the MPS control daemon of card %s: %w", d.Card, err)
+		}
+		return nil
+	}}
 }
 
 func (b *Backend) end(ctx context.Context, d Daemon) error {

@@ -2,7 +2,6 @@ package mps
 
 import (
 	"bufio"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -46,6 +45,9 @@ func standIn() {
 	}
 	if err := d.Record(); err != nil {
 		panic(err)
+	}
+	if os.Getenv("STANDIN_SILENT") != "" {
+		select {}
 	}
 	if os.Getenv("STANDIN_DEAF") != "" {
 		signal.Ignore(syscall.SIGTERM)
@@ -139,7 +141,7 @@ func (h *host) backend() *Backend {
 		h.t.Fatal(err)
 	}
 	return New(Config{
-		Dir: filepath.Join(h.dir, "mps"), DriverRoot: "/", Proc: "/proc", Cards: h, Ready: 5 * time.Second,
+		Dir: filepath.Join(h.dir, "mps"), DriverRoot: "/", Proc: "/proc", Cards: h, Ready: patient, Quit: patient,
 		Run: func(d Daemon, control bool) (string, []string) {
 			role := "daemon"
 			if control {
@@ -150,6 +152,9 @@ func (h *host) backend() *Backend {
 		},
 	})
 }
+
+// patient is longer than a healthy daemon takes on a busy machine.
+const patient = 90 * time.Second
 
 func (h *host) share(name, card string, memoryMi, cores int64) enforce.Share {
 	return enforce.Share{
@@ -165,9 +170,22 @@ func (h *host) told() string {
 	return strings.TrimSpace(string(b))
 }
 
+// try prepares as the plugin does: what has to start is waited for.
+func (h *host) try(b *Backend, s enforce.Share) (enforce.Result, error) {
+	r, err := b.Prepare(h.t.Context(), s)
+	var starting *enforce.NotReady
+	if !errors.As(err, &starting) {
+		return r, err
+	}
+	if err := starting.Wait(h.t.Context()); err != nil {
+		return r, err
+	}
+	return b.Prepare(h.t.Context(), s)
+}
+
 func (h *host) prepare(b *Backend, s enforce.Share) enforce.Result {
 	h.t.Helper()
-	r, err := b.Prepare(h.t.Context(), s)
+	r, err := h.try(b, s)
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -178,6 +196,52 @@ func (h *host) settle(b *Backend, live ...enforce.Share) {
 	h.t.Helper()
 	if err := b.Settle(h.t.Context(), live); err != nil {
 		h.t.Fatal(err)
+	}
+	for _, s := range live { // it waits for nothing
+		h.prepare(b, s)
+	}
+}
+
+// A daemon that starts and says nothing would, if somebody waited for it with the
+// checkpoint, keep every pod of the node from starting.
+func TestNothingWaitsForASilentDaemonButItsOwnShare(t *testing.T) {
+	h := newHost(t, "STANDIN_SILENT=1")
+	b := h.backend()
+	b.cfg.Ready = time.Hour // whoever waited would wait for ever
+	s := h.share("s", "GPU-a", 1024, 0)
+	d := b.daemon("GPU-a")
+	var starting *enforce.NotReady
+	if _, err := b.Prepare(t.Context(), s); !errors.As(err, &starting) {
+		t.Fatalf("got %v", err)
+	}
+	for end := time.Now().Add(patient); d.PID() == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("it does not start")
+		}
+	}
+	pid := d.PID()
+	// Neither its own share nor what tends daemons waits, or starts another.
+	for _, live := range [][]enforce.Share{{s}, nil} {
+		if err := b.Settle(t.Context(), live); err != nil {
+			t.Error(err)
+		}
+		if _, err := b.Prepare(t.Context(), h.share("next", "GPU-a", 1024, 0)); !errors.As(err, &starting) {
+			t.Errorf("got %v", err)
+		}
+		if now := d.PID(); now != pid {
+			t.Errorf("the daemon was %d and is %d", pid, now)
+		}
+	}
+	if h.modes["GPU-a"] {
+		t.Error("the card is exclusive before anybody can use it")
+	}
+	b.cfg.Ready = time.Millisecond
+	if err := starting.Wait(t.Context()); err == nil || !strings.Contains(err.Error(), "not ready after 1ms; it said: nothing") {
+		t.Errorf("got %v", err)
+	}
+	h.settle(b)
+	if d.PID() != 0 {
+		t.Error("it was not ended")
 	}
 }
 
@@ -230,9 +294,6 @@ func TestADaemonWhoseSocketWasRemovedIsToldOfAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.cfg.Ready = time.Hour
-	if err := os.Chtimes(d.record(), time.Time{}, time.Now().Add(-2*time.Hour)); err != nil {
-		t.Fatal(err)
-	}
 	_, err := b.Prepare(t.Context(), h.share("next", "GPU-a", 1024, 0))
 	if err == nil || !strings.Contains(err.Error(), "/tmp/nvidia-mps/control is gone") {
 		t.Errorf("got %v", err)
@@ -336,7 +397,7 @@ func TestAShareWhoseDaemonDoesNotStartIsRefusedWithWhatItSaid(t *testing.T) {
 	h := newHost(t, "STANDIN_FAILS=1")
 	b := h.backend()
 	b.cfg.Ready = time.Hour // nobody waits for what has ended
-	_, err := b.Prepare(t.Context(), h.share("s", "GPU-a", 1024, 0))
+	_, err := h.try(b, h.share("s", "GPU-a", 1024, 0))
 	if err == nil || !strings.Contains(err.Error(), "GPU-a") || !strings.Contains(err.Error(), "ended before it was ready; it said: no such card") {
 		t.Fatalf("got %v", err)
 	}
@@ -354,9 +415,7 @@ func TestADaemonThatDoesNotListenIsKilled(t *testing.T) {
 	b := h.backend()
 	h.prepare(b, h.share("s", "GPU-a", 1024, 0))
 	pid := b.daemon("GPU-a").PID()
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	_ = b.stop(ctx, b.daemon("GPU-a")) // as patient as the test
+	b.cfg.Quit = 100 * time.Millisecond // as patient as the test
 	h.settle(b)
 	if _, ended, err := statOf("/proc", pid); err == nil && !ended {
 		t.Errorf("process %d lives", pid)
@@ -366,7 +425,7 @@ func TestADaemonThatDoesNotListenIsKilled(t *testing.T) {
 func TestACardWhoseModeCannotBeSetIsNotShared(t *testing.T) {
 	h := newHost(t)
 	h.fails = errors.New("no permission")
-	if _, err := h.backend().Prepare(t.Context(), h.share("s", "GPU-a", 1024, 0)); err == nil || !strings.Contains(err.Error(), "EXCLUSIVE_PROCESS: no permission") {
+	if _, err := h.try(h.backend(), h.share("s", "GPU-a", 1024, 0)); err == nil || !strings.Contains(err.Error(), "EXCLUSIVE_PROCESS: no permission") {
 		t.Errorf("got %v", err)
 	}
 }

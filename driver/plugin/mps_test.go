@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -26,6 +27,11 @@ type daemons struct {
 	cards   map[string]bool
 	settled []string
 	fails   error
+	// slow are what claims have to wait for, until it is closed. Nil: nothing.
+	slow chan struct{}
+	// dead is why what they wait for never comes.
+	dead    error
+	waiting chan struct{} // closed when one waits
 }
 
 func (d *daemons) Prepare(_ context.Context, s enforce.Share) (enforce.Result, error) {
@@ -35,6 +41,20 @@ func (d *daemons) Prepare(_ context.Context, s enforce.Share) (enforce.Result, e
 		return enforce.Result{}, d.fails
 	}
 	d.cards[s.Cards[0]] = true
+	if slow := d.slow; slow != nil {
+		return enforce.Result{}, fmt.Errorf("the daemon: %w", &enforce.NotReady{What: "it", Wait: func(context.Context) error {
+			close(d.waiting)
+			select {
+			case <-slow:
+			case <-time.After(90 * time.Second):
+				return errors.New("nobody else went on meanwhile")
+			}
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			d.slow = nil
+			return d.dead
+		}})
+	}
 	if err := os.MkdirAll(s.Dir, 0o755); err != nil {
 		return enforce.Result{}, err
 	}
@@ -123,6 +143,45 @@ func TestADaemonIsTendedAsLongAsItHasShares(t *testing.T) {
 	}
 	if left := n.leftovers(); len(left) > 0 {
 		t.Errorf("left: %v", left)
+	}
+}
+
+// The rest of the node goes on while a daemon starts.
+func TestNoOtherClaimWaitsForADaemonThatStarts(t *testing.T) {
+	for name, dead := range map[string]error{"that comes": nil, "that does not": errors.New("it said: no such card")} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, a100, a100)
+			d, backend := n.withMPS()
+			backend.slow, backend.waiting, backend.dead = make(chan struct{}), make(chan struct{}), dead
+			served := n.byMPS(n.claim("served", share{card: 0, memory: "1Gi"}))
+			answer := make(chan string, 1)
+			go func() {
+				defer close(answer)
+				answer <- d.prepare(served)[0].Error
+			}()
+			select {
+			case <-backend.waiting:
+			case got := <-answer:
+				t.Fatalf("answered with %q, and nobody waited", got)
+			}
+			other := n.claim("other", share{card: 1, memory: "1Gi"})
+			d.mustPrepare(other)
+			d.unprepare(other)
+			close(backend.slow)
+			got := <-answer
+			if dead == nil {
+				if got != "" || n.spec(served) == nil {
+					t.Errorf("refused: %q", got)
+				}
+				return
+			}
+			if !strings.Contains(got, "no such card") || backend.running() != 0 {
+				t.Errorf("refused with %q; %d daemons run", got, backend.running())
+			}
+			if left := n.leftovers(); len(left) > 0 || d.checkpoint().Len() != 0 {
+				t.Errorf("left: %v, %d claims", left, d.checkpoint().Len())
+			}
+		})
 	}
 }
 

@@ -207,6 +207,7 @@ func (d *Driver) Run(ctx context.Context) error {
 		kubeletplugin.EnableDeviceMetadata(true, []schema.GroupVersion{metadatav1beta1.SchemeGroupVersion}),
 		kubeletplugin.CDIDirectory(d.cfg.CDIDir),
 		kubeletplugin.GRPCInterceptor(d.watchRegistration),
+		kubeletplugin.GRPCInterceptor(d.await),
 	)
 	if err != nil {
 		return fmt.Errorf("serving the kubelet: %w", err)

@@ -49,6 +49,10 @@ func (d *Driver) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 	}
 	for _, claim := range claims {
 		r := results[claim.UID]
+		if awaited(ctx, claim.UID, r.Err) {
+			log.Info("Claim waits", "claim", klog.KObj(claim), "uid", claim.UID, "for", r.Err)
+			continue
+		}
 		d.metrics.prepared(start, r.Err)
 		if r.Err != nil {
 			log.Error(r.Err, "Claim refused", "claim", klog.KObj(claim), "uid", claim.UID)
