@@ -23,7 +23,7 @@ import (
 // told waits for an event on a pod or job.
 func (w *world) told(t *testing.T, name, reason, says string) {
 	t.Helper()
-	apitest.Eventually(t, 30*time.Second, "event "+reason+" on "+name, func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "event "+reason+" on "+name, func(ctx context.Context) error {
 		var events corev1.EventList
 		if err := w.client.List(ctx, &events, client.InNamespace(w.ns)); err != nil {
 			return err

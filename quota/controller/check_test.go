@@ -51,7 +51,7 @@ func (w *world) serveChecks(t *testing.T, c *controller.Controller) {
 		time.Sleep(500 * time.Millisecond)
 		server.Close()
 	})
-	apitest.Eventually(t, 30*time.Second, "checks in force", func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "checks in force", func(ctx context.Context) error {
 		if err := w.client.Create(ctx, w.claim("probe", "-1Gi"), client.DryRunAll); err == nil {
 			return fmt.Errorf("a negative size is let through")
 		}
@@ -71,7 +71,7 @@ func TestMistakesInClaimsAreRefusedWhileTheyAreMade(t *testing.T) {
 	w := newWorld(t)
 	node := w.node(t, "n1", 1, "80Gi", "", nil)
 	c := w.start(t)
-	apitest.Eventually(t, 30*time.Second, "the controller knows the card", func(context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "the controller knows the card", func(context.Context) error {
 		if len(c.Cards()) == 0 {
 			return fmt.Errorf("no card")
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"testing"
-	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -38,7 +37,7 @@ func TestTheDearestIsChargedUntilTheAllocationIsKnown(t *testing.T) {
 	w.usage(t, queue, "nvidia.com/gpu-memory=104Gi", "nvidia.com/gpu-core-percent=200", "quota.sluice.dev/cards=2")
 
 	// The ticket went down with the charge.
-	apitest.Eventually(t, 10*time.Second, "tickets for what is charged", func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "tickets for what is charged", func(ctx context.Context) error {
 		sum, err := w.tickets(ctx)
 		if err == nil && (sum.Memory != 104<<30 || sum.Cores != 200) {
 			err = fmt.Errorf("tickets for %v", sum)

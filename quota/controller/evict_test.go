@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"testing"
-	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -45,7 +44,7 @@ func TestNobodyEscapesAnEvictionByABrokenAnnotation(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.drain(t, queue)
-	apitest.Eventually(t, 30*time.Second, "job suspended", func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "job suspended", func(ctx context.Context) error {
 		now := &batchv1.Job{}
 		if err := w.client.Get(ctx, client.ObjectKeyFromObject(j), now); err != nil {
 			return err
@@ -71,7 +70,7 @@ func TestAnEvictedPodThatItsJobHasLostIsDeleted(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.drain(t, queue)
-	apitest.Eventually(t, 30*time.Second, "the lost pod told to go", func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "the lost pod told to go", func(ctx context.Context) error {
 		now := &corev1.Pod{}
 		if err := w.client.Get(ctx, client.ObjectKeyFromObject(&lost), now); err != nil {
 			return client.IgnoreNotFound(err)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -25,7 +24,7 @@ func grouped(p *corev1.Pod, group string, total int) *corev1.Pod {
 // hears waits for an event on a pod.
 func (w *world) hears(t *testing.T, pod, reason, says string) {
 	t.Helper()
-	apitest.Eventually(t, 30*time.Second, reason+" on pod "+pod, func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, reason+" on pod "+pod, func(ctx context.Context) error {
 		var events corev1.EventList
 		if err := w.client.List(ctx, &events, client.InNamespace(w.ns)); err != nil {
 			return err
@@ -154,7 +153,7 @@ func TestAnEvictedGroupWaitsUntilItsPodsAreMadeAnew(t *testing.T) {
 	}
 	pods := []*corev1.Pod{w.bound(t, "g-0"), w.bound(t, "g-1")}
 	w.stopQueue(t, queue, kueue.HoldAndDrain)
-	apitest.Eventually(t, 30*time.Second, "pods told to go", func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "pods told to go", func(ctx context.Context) error {
 		for _, p := range pods {
 			if err := w.client.Get(ctx, client.ObjectKeyFromObject(p), p); err != nil {
 				return err

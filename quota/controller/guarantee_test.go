@@ -45,7 +45,7 @@ func (w *world) unbound(name string) func(context.Context) error {
 // refusedByPolicy waits until the scheduler reports the policy's message on a pod.
 func (w *world) refusedByPolicy(t *testing.T, name, says string) {
 	t.Helper()
-	apitest.Eventually(t, 30*time.Second, "the policy's message on pod "+name, func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "the policy's message on pod "+name, func(ctx context.Context) error {
 		p := &corev1.Pod{}
 		if err := w.client.Get(ctx, client.ObjectKey{Namespace: w.ns, Name: name}, p); err != nil {
 			return err
@@ -231,7 +231,7 @@ func TestAReleasedClaimsOldTicketAdmitsNobody(t *testing.T) {
 	w.create(t, claim)
 	w.create(t, gated(withClaim(pod("first", "queue-q"), "shared")))
 	w.end(t, w.bound(t, "first"))
-	apitest.Eventually(t, 30*time.Second, "ticket gone with the release", func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "ticket gone with the release", func(ctx context.Context) error {
 		now := &resourceapi.ResourceClaim{}
 		if err := w.client.Get(ctx, types.NamespacedName{Namespace: w.ns, Name: "shared"}, now); err != nil {
 			return err
@@ -324,7 +324,7 @@ func TestAWorkloadDeletedByMistakeIsMadeAgainWithItsQuota(t *testing.T) {
 	if err := w.client.Patch(t.Context(), old, force); err != nil {
 		t.Fatal(err)
 	}
-	apitest.Eventually(t, 20*time.Second, "made again", func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "made again", func(ctx context.Context) error {
 		now, err := w.workloadOf(ctx, p)
 		if err != nil {
 			return err

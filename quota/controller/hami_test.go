@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -73,7 +72,7 @@ func TestPodsWrittenForHAMiRunUnmodified(t *testing.T) {
 	}}}
 	w.create(t, job)
 	w.usage(t, queue, "nvidia.com/gpu=4", "nvidia.com/gpu-memory=60Gi", "nvidia.com/gpu-core-percent=120")
-	apitest.Eventually(t, 30*time.Second, "the job's pods bound", func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "the job's pods bound", func(ctx context.Context) error {
 		var pods corev1.PodList
 		if err := w.client.List(ctx, &pods, client.InNamespace(w.ns), client.MatchingLabels{"batch.kubernetes.io/job-name": "job"}); err != nil {
 			return err

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	batchv1 "k8s.io/api/batch/v1"
@@ -56,7 +55,7 @@ func (w *world) podsOf(t *testing.T, ctx context.Context, name string) []corev1.
 func (w *world) allBound(t *testing.T, name string, n int) []corev1.Pod {
 	t.Helper()
 	var pods []corev1.Pod
-	apitest.Eventually(t, 40*time.Second, fmt.Sprintf("%d pods of job %s bound", n, name), func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, fmt.Sprintf("%d pods of job %s bound", n, name), func(ctx context.Context) error {
 		pods = w.podsOf(t, ctx, name)
 		on := 0
 		for i := range pods {
@@ -121,7 +120,7 @@ func TestAnEvictedJobIsRestoredExactlyAndRunsAgain(t *testing.T) {
 	}
 	stop(kueue.HoldAndDrain)
 	// No kubelet ends the pods here; the test does.
-	apitest.Eventually(t, 20*time.Second, "pods told to go", func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "pods told to go", func(ctx context.Context) error {
 		for _, p := range w.podsOf(t, ctx, "train") {
 			if p.DeletionTimestamp == nil {
 				return fmt.Errorf("pod %s is left alone", p.Name)
@@ -137,7 +136,7 @@ func TestAnEvictedJobIsRestoredExactlyAndRunsAgain(t *testing.T) {
 	}
 	w.usage(t, queue, "nvidia.com/gpu=0")
 	now := &batchv1.Job{}
-	apitest.Eventually(t, 20*time.Second, "job restored", func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "job restored", func(ctx context.Context) error {
 		if err := w.client.Get(ctx, client.ObjectKeyFromObject(j), now); err != nil {
 			return err
 		}
@@ -200,7 +199,7 @@ func TestTheReasonIsAnEventOnTheUsersObject(t *testing.T) {
 	w.queue(t, "q", flavor, "nvidia.com/gpu=2")
 	w.start(t)
 	w.create(t, job("big", "queue-q", 3, "1"))
-	apitest.Eventually(t, 20*time.Second, "event on the job", func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "event on the job", func(ctx context.Context) error {
 		var events corev1.EventList
 		if err := w.client.List(ctx, &events, client.InNamespace(w.ns)); err != nil {
 			return err

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"testing"
-	"time"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -96,7 +95,7 @@ func TestAKindIsGovernedAsSoonAsTheClusterServesIt(t *testing.T) {
 		if err := client.IgnoreNotFound(w.client.Delete(ctx, crd)); err != nil {
 			t.Fatal(err)
 		}
-		apitest.Eventually(t, 30*time.Second, "CRD gone", func(ctx context.Context) error {
+		apitest.Eventually(t, apitest.Patience, "CRD gone", func(ctx context.Context) error {
 			if err := w.client.Get(ctx, client.ObjectKeyFromObject(crd), crd.DeepCopy()); !apierrors.IsNotFound(err) {
 				return fmt.Errorf("it is there: %w", err)
 			}

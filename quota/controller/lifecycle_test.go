@@ -23,7 +23,7 @@ import (
 func (w *world) becomes(t *testing.T, owner client.Object, what string, check func(*kueue.Workload) bool) *kueue.Workload {
 	t.Helper()
 	var wl *kueue.Workload
-	apitest.Eventually(t, 40*time.Second, owner.GetName()+" "+what, func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, owner.GetName()+" "+what, func(ctx context.Context) error {
 		var err error
 		if wl, err = w.workloadOf(ctx, owner); err != nil {
 			return err
@@ -61,7 +61,7 @@ func (w *world) patchQueue(t *testing.T, name, spec string) {
 
 func (w *world) inactive(t *testing.T, queue, reason, says string) {
 	t.Helper()
-	apitest.Eventually(t, 20*time.Second, queue+" inactive because "+says, func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, queue+" inactive because "+says, func(ctx context.Context) error {
 		q := &kueue.ClusterQueue{}
 		if err := w.client.Get(ctx, client.ObjectKey{Name: queue}, q); err != nil {
 			return err
@@ -107,7 +107,7 @@ func TestPodsThatAreNeverReadyComeBackAfterAPauseAndInTheEndNotAtAll(t *testing.
 // check sets the state of an admission check as its controller would.
 func (w *world) check(t *testing.T, owner client.Object, name string, change func(*kueue.AdmissionCheckState)) {
 	t.Helper()
-	apitest.Eventually(t, 20*time.Second, "check "+name, func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "check "+name, func(ctx context.Context) error {
 		wl, err := w.workloadOf(ctx, owner)
 		if err != nil {
 			return err
@@ -237,7 +237,7 @@ func TestWhatIsInUseStaysAndSaysForWhom(t *testing.T) {
 	w.allBound(t, "train", 1)
 	q, f := &kueue.ClusterQueue{ObjectMeta: metav1.ObjectMeta{Name: queue}}, &kueue.ResourceFlavor{ObjectMeta: metav1.ObjectMeta{Name: flavor}}
 	lq := &kueue.LocalQueue{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "queue-q"}}
-	apitest.Eventually(t, 20*time.Second, "finalizers", func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "finalizers", func(ctx context.Context) error {
 		for _, o := range []client.Object{q, f, lq} {
 			if err := w.client.Get(ctx, client.ObjectKeyFromObject(o), o); err != nil {
 				return err
@@ -264,7 +264,7 @@ func TestWhatIsInUseStaysAndSaysForWhom(t *testing.T) {
 	if err := w.client.Delete(t.Context(), j, client.PropagationPolicy(metav1.DeletePropagationForeground)); err != nil {
 		t.Fatal(err)
 	}
-	apitest.Eventually(t, 30*time.Second, "all of it gone", func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "all of it gone", func(ctx context.Context) error {
 		for _, o := range []client.Object{lq, q, f} {
 			if err := client.IgnoreNotFound(w.client.Get(ctx, client.ObjectKeyFromObject(o), o)); err != nil {
 				return err
@@ -315,7 +315,7 @@ func TestAPreemptedJobHasTheTimeThatItAskedFor(t *testing.T) {
 		return condition(wl, kueue.WorkloadPreempted, metav1.ConditionTrue, "InClusterQueue")
 	})
 	at := meta.FindStatusCondition(victim.Status.Conditions, kueue.WorkloadPreempted).LastTransitionTime
-	apitest.Eventually(t, 20*time.Second, "the pod knows when", func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "the pod knows when", func(ctx context.Context) error {
 		var pods corev1.PodList
 		if err := w.client.List(ctx, &pods, client.InNamespace(w.ns), client.MatchingLabels{batchv1.JobNameLabel: "low"}); err != nil {
 			return err

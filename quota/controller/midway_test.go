@@ -56,7 +56,7 @@ func TestAReplacedControllerAdmitsNoMoreThanTheCardsHold(t *testing.T) {
 				return n, err
 			}
 			w.allBound(t, "production", 4)
-			apitest.Eventually(t, 20*time.Second, "four admitted", func(ctx context.Context) error {
+			apitest.Eventually(t, apitest.Patience, "four admitted", func(ctx context.Context) error {
 				if n, err := admitted(ctx); err != nil || n != 4 {
 					return fmt.Errorf("%d admitted, %v", n, err)
 				}

@@ -33,7 +33,7 @@ func (w *world) object(t *testing.T, text string) *unstructured.Unstructured {
 		t.Fatal(err)
 	}
 	u.SetNamespace(w.ns)
-	apitest.Eventually(t, 30*time.Second, "created "+u.GetKind(), func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "created "+u.GetKind(), func(ctx context.Context) error {
 		o := u.DeepCopy()
 		err := w.client.Create(ctx, o)
 		if err == nil {
@@ -77,7 +77,7 @@ func (w *world) run(t *testing.T, pods []corev1.Pod) {
 // vanish ends pods that were told to go, as a kubelet would.
 func (w *world) vanish(t *testing.T, app string) {
 	t.Helper()
-	apitest.Eventually(t, 30*time.Second, "pods of "+app+" told to go", func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "pods of "+app+" told to go", func(ctx context.Context) error {
 		left := 0
 		for _, p := range w.podsOf(t, ctx, app) {
 			if p.DeletionTimestamp == nil {
@@ -109,7 +109,7 @@ func (w *world) stopQueue(t *testing.T, queue string, policy kueue.StopPolicy) {
 func (w *world) restored(t *testing.T, j *unstructured.Unstructured, suspend ...string) {
 	t.Helper()
 	now := j.DeepCopy()
-	apitest.Eventually(t, 30*time.Second, j.GetKind()+" restored", func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, j.GetKind()+" restored", func(ctx context.Context) error {
 		if err := w.client.Get(ctx, client.ObjectKeyFromObject(j), now); err != nil {
 			return err
 		}
@@ -221,7 +221,7 @@ spec:
 // finished waits until an object's Workload is.
 func (w *world) finished(t *testing.T, owner client.Object) {
 	t.Helper()
-	apitest.Eventually(t, 30*time.Second, owner.GetName()+" finished", func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, owner.GetName()+" finished", func(ctx context.Context) error {
 		wl, err := w.workloadOf(ctx, owner)
 		if err != nil {
 			return err
@@ -264,7 +264,7 @@ spec:
 // restoredOnly waits until a job is suspended.
 func (w *world) restoredOnly(t *testing.T, j *unstructured.Unstructured) {
 	t.Helper()
-	apitest.Eventually(t, 30*time.Second, j.GetName()+" suspended", func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, j.GetName()+" suspended", func(ctx context.Context) error {
 		now := j.DeepCopy()
 		if err := w.client.Get(ctx, client.ObjectKeyFromObject(j), now); err != nil {
 			return err
@@ -399,7 +399,7 @@ spec:
 	if err := w.client.Patch(t.Context(), j.DeepCopy(), client.RawPatch("application/json-patch+json", []byte(`[{"op":"replace","path":"/spec/workerGroupSpecs/0/replicas","value":3}]`))); err != nil {
 		t.Fatal(err)
 	}
-	apitest.Eventually(t, 30*time.Second, "more pods", func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "more pods", func(ctx context.Context) error {
 		if n := len(w.podsOf(t, ctx, "cluster")); n != 4 {
 			return fmt.Errorf("%d pods", n)
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"testing"
-	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -83,7 +82,7 @@ func TestAPodThatSlippedInIsRefusedUntilItIsAdopted(t *testing.T) {
 	w.start(t)
 	p := withTemplate(pod("slipped", "queue-q"), "t")
 	w.create(t, p)
-	apitest.Eventually(t, 30*time.Second, "the scheduler is refused", func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "the scheduler is refused", func(ctx context.Context) error {
 		if err := w.client.Get(ctx, client.ObjectKeyFromObject(p), p); err != nil {
 			return err
 		}

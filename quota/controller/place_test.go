@@ -24,7 +24,7 @@ const later = "example.com/later"
 // ticket that names its pool first.
 func (w *world) nominated(t *testing.T, name, node string) {
 	t.Helper()
-	apitest.Eventually(t, 30*time.Second, "pod "+name+" nominated to "+node, func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "pod "+name+" nominated to "+node, func(ctx context.Context) error {
 		p := &corev1.Pod{}
 		if err := w.client.Get(ctx, client.ObjectKey{Namespace: w.ns, Name: name}, p); err != nil {
 			return err
@@ -160,7 +160,7 @@ func TestAWholeCardIsKeptForWhoHasWaitedLongEnough(t *testing.T) {
 	w.create(t, whole)
 	w.waits(t, whole, "no card has")
 	n := 0
-	apitest.Eventually(t, 30*time.Second, "small ones are held back", func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "small ones are held back", func(ctx context.Context) error {
 		n++
 		p := gated(withTemplate(pod(fmt.Sprintf("small-%d", n), "queue-q"), "small"))
 		p.Namespace = w.ns
@@ -177,7 +177,7 @@ func TestAWholeCardIsKeptForWhoHasWaitedLongEnough(t *testing.T) {
 		}
 		return fmt.Errorf("nothing is said of %s", p.Name)
 	})
-	apitest.Eventually(t, 30*time.Second, "the card is given when the small ones have ended", func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "the card is given when the small ones have ended", func(ctx context.Context) error {
 		var pods corev1.PodList
 		if err := w.client.List(ctx, &pods, client.InNamespace(w.ns)); err != nil {
 			return err

@@ -66,7 +66,7 @@ func TestALeaderKilledWhileItAdmitsIsFollowedWithoutAdmittingTwice(t *testing.T)
 	}()
 
 	leader := startReplica(t, w.Server, true, "")
-	apitest.Eventually(t, 60*time.Second, "a leader", func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "a leader", func(ctx context.Context) error {
 		leases, err := w.Clients.CoordinationV1().Leases("sluice-system").List(ctx, metav1.ListOptions{})
 		if err != nil || len(leases.Items) == 0 {
 			return fmt.Errorf("%d leases, %v", len(leases.Items), err)
@@ -79,12 +79,12 @@ func TestALeaderKilledWhileItAdmitsIsFollowedWithoutAdmittingTwice(t *testing.T)
 	}
 	select {
 	case <-killNow:
-	case <-time.After(60 * time.Second):
+	case <-time.After(apitest.Patience):
 		t.Fatal("nothing was admitted")
 	}
 	leader.kill()
 	w.usage(t, queue, fmt.Sprintf("nvidia.com/gpu=%d", room))
-	apitest.Eventually(t, 40*time.Second, "all that are admitted are bound", func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "all that are admitted are bound", func(ctx context.Context) error {
 		var pods corev1.PodList
 		if err := w.client.List(ctx, &pods, client.InNamespace(w.ns)); err != nil {
 			return err
@@ -164,7 +164,7 @@ func TestChurnNeverHoldsMoreThanThereIsAndLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.usage(t, queue, "nvidia.com/gpu=0")
-	apitest.Eventually(t, 30*time.Second, "no Workload is left", func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "no Workload is left", func(ctx context.Context) error {
 		var wls kueue.WorkloadList
 		if err := w.client.List(ctx, &wls, client.InNamespace(w.ns)); err != nil || len(wls.Items) > 0 {
 			return fmt.Errorf("%d Workloads, %v", len(wls.Items), err)

@@ -272,7 +272,7 @@ func (w *world) serveWebhook(t *testing.T, c *controller.Controller) {
 		time.Sleep(500 * time.Millisecond)
 		server.Close()
 	}}
-	apitest.Eventually(t, 30*time.Second, "webhook in force", func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "webhook in force", func(ctx context.Context) error {
 		p := pod("probe", "none")
 		p.Namespace = w.ns
 		if err := w.client.Create(ctx, p, client.DryRunAll); err != nil {
@@ -462,7 +462,7 @@ func (w *world) create(t *testing.T, o client.Object) {
 func (w *world) bound(t *testing.T, name string) *corev1.Pod {
 	t.Helper()
 	p := &corev1.Pod{}
-	apitest.Eventually(t, 30*time.Second, "pod "+name+" bound", func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "pod "+name+" bound", func(ctx context.Context) error {
 		if err := w.client.Get(ctx, client.ObjectKey{Namespace: w.ns, Name: name}, p); err != nil {
 			return err
 		}
@@ -477,7 +477,7 @@ func (w *world) bound(t *testing.T, name string) *corev1.Pod {
 // waits asserts that the pod's workload waits with a reason that says something.
 func (w *world) waits(t *testing.T, owner client.Object, says string) {
 	t.Helper()
-	apitest.Eventually(t, 20*time.Second, owner.GetName()+" waits because "+says, func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, owner.GetName()+" waits because "+says, func(ctx context.Context) error {
 		wl, err := w.workloadOf(ctx, owner)
 		if err != nil {
 			return err
@@ -510,7 +510,7 @@ func (w *world) workloadOf(ctx context.Context, owner client.Object) (*kueue.Wor
 // as "resource=amount".
 func (w *world) usage(t *testing.T, queue string, want ...string) {
 	t.Helper()
-	apitest.Eventually(t, 20*time.Second, "usage of "+queue, func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "usage of "+queue, func(ctx context.Context) error {
 		cq := &kueue.ClusterQueue{}
 		if err := w.client.Get(ctx, client.ObjectKey{Name: queue}, cq); err != nil {
 			return err

@@ -7,7 +7,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -46,7 +45,7 @@ func enforced(t *testing.T) *world {
 	w.tenant = s.ClientsAs(t, "tenant")
 	w.quota = s.ClientsAs(t, controller, "system:masters")
 	// A policy takes a moment to be in force everywhere.
-	apitest.Eventually(t, 30*time.Second, "policies in force", func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "policies in force", func(ctx context.Context) error {
 		probe := w.claim(t, nil)
 		if err := w.allocate(probe, share("node-1", "gpu-0", "1Gi", "0")); err == nil {
 			return fmt.Errorf("an allocation without a ticket still passes")

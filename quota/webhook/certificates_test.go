@@ -100,7 +100,7 @@ func TestCertificatesAreRenewedWithoutAFailedRequest(t *testing.T) {
 		}
 		return err
 	}
-	apitest.Eventually(t, time.Minute, "the webhook to answer", ask)
+	apitest.Eventually(t, apitest.Patience, "the webhook to answer", ask)
 
 	var asked atomic.Int64
 	failures := make(chan error, 1000)
@@ -119,7 +119,7 @@ func TestCertificatesAreRenewedWithoutAFailedRequest(t *testing.T) {
 	}
 	certificates, authorities := map[string]bool{}, map[string]bool{}
 	deleted := false
-	apitest.Eventually(t, 2*time.Minute, "three certificates and three authorities", func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "three certificates and three authorities", func(ctx context.Context) error {
 		leaf, err := served(port)
 		if err != nil {
 			return err

@@ -37,8 +37,8 @@ const (
 	managerToken    = "manager-token"
 	schedulerToken  = "scheduler-token"
 	tokens          = adminToken + ",admin,admin,system:masters\n" + managerToken + ",system:kube-controller-manager,kcm\n" + schedulerToken + ",system:kube-scheduler,sched\n"
-	startsWithin    = 90 * time.Second
-	stopsWithin     = 10 * time.Second
+	startsWithin    = Patience
+	stopsWithin     = 30 * time.Second
 	certificateName = "apiserver"
 )
 

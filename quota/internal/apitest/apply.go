@@ -76,7 +76,7 @@ func (s *Server) InstallCRDs(t testing.TB) {
 		t.Fatal(err)
 	}
 	for _, r := range []string{"workloads", "clusterqueues", "localqueues", "resourceflavors", "cohorts"} {
-		Eventually(t, 30*time.Second, "CRD "+r+" served", func(ctx context.Context) error {
+		Eventually(t, Patience, "CRD "+r+" served", func(ctx context.Context) error {
 			_, err := d.Resource(schema.GroupVersionResource{Group: "kueue.x-k8s.io", Version: "v1beta2", Resource: r}).List(ctx, metav1.ListOptions{})
 			return err
 		})
@@ -132,6 +132,11 @@ func Apply(ctx context.Context, cfg *rest.Config, stream []byte) error {
 		}
 	}
 }
+
+// Patience is how long a test waits for what must come to be. Waiting ends with
+// the condition, so a long one costs nothing, and some of what is waited for
+// takes long by itself: the garbage collector learns of a new kind twice a minute.
+const Patience = 3 * time.Minute
 
 // Eventually waits until check returns nil.
 func Eventually(t testing.TB, within time.Duration, what string, check func(context.Context) error) {
