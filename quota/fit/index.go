@@ -163,6 +163,10 @@ func (s *State) reindex() {
 		}
 		if n.base.over() {
 			s.rearrange(n)
+		} else if len(s.lost) > 0 {
+			for _, sl := range n.slots {
+				s.regain(sl)
+			}
 		}
 		if n.at.equal(&n.base.keys) && s.indexed(n) {
 			continue

@@ -47,6 +47,7 @@ func (s *State) keep(id engine.WorkloadID, a engine.Assignment) (engine.Placemen
 			break
 		}
 		if sl := s.keepOne(q, t); sl != nil {
+			sl.awaited = true
 			return sl, nil
 		}
 		return nil, &noRoom{}

@@ -25,8 +25,10 @@ type node struct {
 	// nil while they are not listed.
 	slices []*resourceapi.ResourceSlice
 	cards  []card
-	pods   map[types.UID]*podOnNode
-	slots  []*slot
+	// selected says which cards a class selects, as far as that was asked.
+	selected map[string][]bool
+	pods     map[types.UID]*podOnNode
+	slots    []*slot
 
 	// base is what is left when everything counts, nil while that is not
 	// computed.

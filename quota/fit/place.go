@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -26,8 +27,17 @@ type slot struct {
 	requests corev1.ResourceList
 	// devices are what the allocator gave for the trial.
 	devices []device
-	// claims are what those answer.
+	// claims are what those answer, kind stands for them.
 	claims []*resourceapi.ResourceClaim
+	kind   string
+	// awaited says that others have the place still: they are asked to leave it, or
+	// it is kept for when they do.
+	awaited bool
+	// lost says that somebody else was given the place.
+	lost bool
+	// since is when it could first have been used but for others who have to come
+	// before.
+	since time.Time
 }
 
 func (sl *slot) has(claim types.UID) bool {
@@ -36,7 +46,7 @@ func (sl *slot) has(claim types.UID) bool {
 
 // slotOn makes the slot for a pod on a node, by what the allocator said.
 func (q *query) slotOn(n *node, results []resourceapi.AllocationResult) *slot {
-	sl := &slot{workload: q.workload, set: q.set.Name, node: n.name, requests: q.needs, claims: q.claims}
+	sl := &slot{workload: q.workload, set: q.set.Name, node: n.name, requests: q.needs, claims: q.claims, kind: q.key}
 	for i := range results {
 		sl.devices = append(sl.devices, devicesOf(results[i].Devices.Results)...)
 	}
@@ -58,6 +68,11 @@ func (s *State) Place(w *engine.Workload, flavors engine.Assignment, without []e
 			why.Keep = func() (engine.Placement, bool) { return s.keep(w.ID, flavors) }
 		}
 		return engine.Placement{}, &why.NoRoom
+	}
+	if len(without) > 0 {
+		for _, sl := range placed {
+			sl.awaited = true
+		}
 	}
 	p := placement(placed)
 	if len(without) > 0 {
@@ -131,11 +146,18 @@ func (s *State) placeOne(q *query, t *trial, shared map[string]string) (*slot, *
 	why := &refusals{}
 	var second *slot
 	for n := range s.candidates(q, t) {
+		if t.barred[n] {
+			continue
+		}
 		sl, err := s.try(q, n, t, why)
 		if err != nil {
 			return nil, &noRoom{cause: CauseClaim, NoRoom: engine.NoRoom{Reason: strings.TrimSpace(err.Error())}}
 		}
 		if sl == nil {
+			continue
+		}
+		if !s.safePromise(n, sl, t) {
+			why.add(&refusal{CauseCards, "pods on their way there may be given what is left"})
 			continue
 		}
 		if q.policy == NVLink && q.wants.many && !s.linked(n, sl.devices) {
@@ -187,6 +209,23 @@ func (s *State) try(q *query, n *node, t *trial, why *refusals) (*slot, error) {
 		return nil, nil
 	}
 	return q.slotOn(n, results), nil
+}
+
+// safePromise says that a place can be promised beside pods on their way, and
+// beside those who wait for what others have.
+func (s *State) safePromise(n *node, sl *slot, t *trial) bool {
+	if len(sl.claims) == 0 {
+		return true
+	}
+	l := s.lineOf(n, t)
+	if len(l.awaited) > 0 && !s.safe(n, line{flight: []*slot{sl}, awaited: l.awaited}, t.without) {
+		return false
+	}
+	if len(l.flight) == 0 {
+		return true
+	}
+	l.promised = append(l.promised, sl)
+	return s.safe(n, l, t.without)
 }
 
 // remembered bounds what is remembered of one node.

@@ -66,6 +66,7 @@ func (s *State) listSlot(sl *slot) {
 func (s *State) unlistSlot(sl *slot) {
 	s.freed = true
 	delete(s.roaming, sl)
+	s.regain(sl)
 	s.changeSlot(sl, false)
 	if n := s.nodes[sl.node]; n != nil {
 		n.slots = slices.DeleteFunc(n.slots, func(o *slot) bool { return o == sl })

@@ -33,6 +33,8 @@ type State struct {
 	pods   map[types.UID]*podOnNode
 	// roaming are the slots with devices of pools that belong to no single node.
 	roaming map[*slot]struct{}
+	// lost are the slots whose place somebody else was given.
+	lost map[*slot]struct{}
 
 	flavors   map[engine.FlavorName]Flavor
 	workloads map[engine.WorkloadID]*workload
@@ -97,6 +99,7 @@ func New(policy Policy) *State {
 		claims:    map[types.UID]*holding{},
 		pods:      map[types.UID]*podOnNode{},
 		roaming:   map[*slot]struct{}{},
+		lost:      map[*slot]struct{}{},
 		flavors:   map[engine.FlavorName]Flavor{},
 		workloads: map[engine.WorkloadID]*workload{},
 		asked:     sizes{},
@@ -190,6 +193,9 @@ func (s *State) RemoveClass(name string) {
 // classesChanged drops what was concluded by the classes as they were.
 func (s *State) classesChanged() {
 	s.freed = true
+	for _, n := range s.nodes {
+		n.selected = nil
+	}
 	s.touchAll()
 }
 

@@ -1,7 +1,6 @@
 package fit
 
 import (
-	"cmp"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -33,6 +32,11 @@ type trial struct {
 	skip *slot
 	// slots are the places given in this trial.
 	slots []*slot
+	// found says that places which others lost do not count: those who were
+	// promised room do not wait for those who cannot have it.
+	found bool
+	// barred are nodes that are not to be taken.
+	barred map[*node]bool
 	// views are the nodes that the trial sees otherwise than everybody; nil while
 	// they are not computed.
 	views map[*node]*view
@@ -100,6 +104,18 @@ func (s *State) differSlot(t *trial, sl *slot) {
 	}
 }
 
+// lookFor starts a trial for somebody who was promised room: the slot that he is
+// to leave, if any, does not count, nor do places that others lost.
+func (s *State) lookFor(mine *slot) *trial {
+	t := s.look("")
+	t.found = true
+	for sl := range s.lost {
+		s.differSlot(t, sl)
+	}
+	s.leaveOut(t, mine)
+	return t
+}
+
 // leaveOut has a slot not count in a trial.
 func (s *State) leaveOut(t *trial, sl *slot) {
 	t.skip = sl
@@ -114,8 +130,16 @@ func (s *State) put(t *trial, sl *slot) {
 	s.differSlot(t, sl)
 }
 
+// bar has a node not be taken in a trial.
+func (t *trial) bar(n *node) {
+	if t.barred == nil {
+		t.barred = map[*node]bool{}
+	}
+	t.barred[n] = true
+}
+
 func (t *trial) counts(sl *slot) bool {
-	return sl != t.skip && sl.workload != t.own && !t.without[sl.workload]
+	return sl != t.skip && sl.workload != t.own && !t.without[sl.workload] && !(t.found && sl.lost)
 }
 
 // view is a node as a trial sees it.
@@ -138,7 +162,7 @@ func (s *State) view(n *node, t *trial) *view {
 // every node that can use it.
 func (s *State) compute(n *node, t *trial) *view {
 	if n.cards == nil {
-		n.cards = cardsOf(n.slices)
+		n.cards, n.selected = cardsOf(n.slices), nil
 	}
 	v := &view{state: newAllocated(), used: corev1.ResourceList{}, cards: slices.Clone(n.cards)}
 	var seen []poolKey
@@ -192,39 +216,6 @@ func (s *State) compute(n *node, t *trial) *view {
 // over says that more is taken of some card than there is.
 func (v *view) over() bool {
 	return slices.ContainsFunc(v.cards, func(c card) bool { return c.over })
-}
-
-// rearrange moves promises on a node to other cards of it. A promise names the
-// cards that the allocator would have given at the time. The scheduler knows
-// nothing of promises: it gives every pod the first cards that have enough, in
-// whatever order pods come, and so may give to one what was promised to another,
-// for which there is as much on another card. Promises that find no place keep
-// what they name, and the node counts as full.
-func (s *State) rearrange(n *node) {
-	t := &trial{}
-	order := slices.Clone(n.slots)
-	slices.SortStableFunc(order, func(a, b *slot) int { return cmp.Compare(boolInt(a.pod == ""), boolInt(b.pod == "")) })
-	given := make([][]device, len(order))
-	for i, sl := range order {
-		given[i] = sl.devices
-		if len(sl.claims) == 0 || s.roams(sl) {
-			t.slots = append(t.slots, sl)
-			continue
-		}
-		results, err := s.allocate(sl.workload, n, s.bare(n, t).state, sl.claims)
-		if err != nil || results == nil {
-			return
-		}
-		given[i] = nil
-		for j := range results {
-			given[i] = append(given[i], devicesOf(results[j].Devices.Results)...)
-		}
-		t.slots = append(t.slots, &slot{workload: sl.workload, node: sl.node, devices: given[i]})
-	}
-	for i, sl := range order {
-		sl.devices = given[i]
-	}
-	n.base = s.compute(n, &trial{})
 }
 
 func boolInt(b bool) int {

@@ -115,3 +115,14 @@ func inThousandths(r *resourceapi.CapacityRequestPolicyRange) bool {
 	}
 	return fraction && r.Step.MilliValue() >= 1
 }
+
+// Consumed is what a request takes of one capacity of a shareable device, rounded
+// by its request policy; false if the device can never serve it, or if that is no
+// whole number. asked is nil where the claim does not name the capacity.
+func Consumed(asked *resource.Quantity, c resourceapi.DeviceCapacity) (int64, bool) {
+	got, ok, err := consumed(asked, c)
+	if err != nil || !ok || got.CmpInt64(got.Value()) != 0 {
+		return 0, false
+	}
+	return got.Value(), true
+}

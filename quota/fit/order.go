@@ -1,0 +1,382 @@
+package fit
+
+import (
+	"cmp"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/sluice-gpu/sluice/quota/engine"
+	"github.com/sluice-gpu/sluice/quota/pricing"
+)
+
+// The scheduler knows nothing of promises. It serves the pods that are past their
+// gates in whatever order it likes, and gives each the first cards of the node
+// that have enough: 40Gi then 20Gi may fit where 20Gi then 40Gi does not. So
+// nothing may be promised beside pods on their way to a node, and no further pod
+// be sent there, unless
+//
+//   - those on their way get their devices in every order,
+//   - and whatever they get, all that is promised to others there fits still.
+
+// line is those who ask for the cards of one node.
+type line struct {
+	// flight are pods past their gates, promised the places of pods that come
+	// later and one by one, awaited those that others still have, where nothing
+	// new may come.
+	flight, promised, awaited []*slot
+}
+
+// lineOf lists who counts on a node in a trial.
+func (s *State) lineOf(n *node, t *trial) line {
+	var l line
+	for i, list := range [][]*slot{n.slots, t.slots} {
+		for _, sl := range list {
+			switch {
+			case sl.node != n.name || len(sl.claims) == 0 || i == 0 && !t.counts(sl):
+			case sl.pod != "":
+				l.flight = append(l.flight, sl)
+			case sl.awaited:
+				l.awaited = append(l.awaited, sl)
+			default:
+				l.promised = append(l.promised, sl)
+			}
+		}
+	}
+	return l
+}
+
+// mostKinds bounds how many pods of unlike claims may be on their way to one
+// node, because every order of them is tried; mostAsked how many there may be in
+// a line where only the allocator can tell what each gets.
+const (
+	mostKinds = 5
+	mostAsked = 12
+)
+
+// kind is so many pods on their way that ask alike.
+type kind struct {
+	like *slot
+	left int
+}
+
+func kindsOf(slots []*slot) []kind {
+	var all []kind
+	for _, sl := range slots {
+		i := slices.IndexFunc(all, func(k kind) bool { return k.like.kind == sl.kind })
+		if i < 0 {
+			i, all = len(all), append(all, kind{like: sl})
+		}
+		all[i].left++
+	}
+	return all
+}
+
+// safe says that all in a line get what they were promised, in whatever order the
+// pods on their way are served. What the workloads in without have does not count.
+func (s *State) safe(n *node, l line, without map[engine.WorkloadID]bool) bool {
+	all := slices.Concat(l.flight, l.promised, l.awaited)
+	if len(l.flight) == 0 || len(all) == 1 {
+		return true
+	}
+	kinds := kindsOf(l.flight)
+	if simple(all[0].claims) && !slices.ContainsFunc(all, func(sl *slot) bool { return sl.kind != all[0].kind }) {
+		// Whoever comes first, what is taken is the same, and it was found to fit.
+		return true
+	}
+	if len(kinds) > mostKinds {
+		return false
+	}
+	v := s.claimed(n, without)
+	if d := s.counting(n, v, all); d != nil {
+		return l.everyOrder(d, v, kinds)
+	}
+	return len(all) <= mostAsked && l.everyOrder(&asking{s: s, n: n, v: v}, v, kinds)
+}
+
+// simple says that claims ask for one device, so that like ones are served as
+// many times in one order as in another.
+func simple(claims []*resourceapi.ResourceClaim) bool {
+	if len(claims) != 1 {
+		return false
+	}
+	d := &claims[0].Spec.Devices
+	return len(d.Constraints) == 0 && len(d.Requests) == 1 && d.Requests[0].Exactly != nil && d.Requests[0].Exactly.Count <= 1 &&
+		d.Requests[0].Exactly.AllocationMode == resourceapi.DeviceAllocationModeExactCount
+}
+
+// dealer serves one after the other from what is left of the cards of a node, as
+// the scheduler would.
+type dealer interface {
+	// deal gives a slot its devices and says what that takes of which cards; false
+	// if there are none.
+	deal(sl *slot) ([]piece, bool)
+	// back takes back what was dealt last.
+	back()
+}
+
+// piece is what is taken of one card of a view.
+type piece struct {
+	card          int
+	memory, cores int64
+	whole         bool
+}
+
+// everyOrder serves those on their way in every order, the promised after them.
+// Of those that ask alike it does not matter who is first.
+func (l *line) everyOrder(d dealer, v *view, kinds []kind) bool {
+	var took []piece
+	var next func() bool
+	next = func() bool {
+		last := true
+		for i := range kinds {
+			if kinds[i].left == 0 {
+				continue
+			}
+			last = false
+			got, ok := d.deal(kinds[i].like)
+			if !ok {
+				return false
+			}
+			kinds[i].left--
+			took = append(took, got...)
+			ok = next()
+			took = took[:len(took)-len(got)]
+			kinds[i].left++
+			if d.back(); !ok {
+				return false
+			}
+		}
+		return !last || l.kept(d, v, took)
+	}
+	return next()
+}
+
+// kept says that all that is promised can be had once those on their way took so
+// much.
+func (l *line) kept(d dealer, v *view, took []piece) bool {
+	if len(l.awaited) > 0 {
+		if inOrder(d, v, slices.Concat(l.promised, l.awaited)) != nil {
+			// Those who had their places are gone.
+			return true
+		}
+		if v.disturbs(took, l.awaited) {
+			return false
+		}
+	}
+	return len(l.promised) == 0 || inOrder(d, v, l.promised) != nil
+}
+
+// mostTries bounds how much is dealt to find an order.
+const mostTries = 100
+
+// inOrder puts slots into an order in which all can be served, nil if there is
+// none. That of the cards that they name does where each asks for one card, else
+// the largest come first, and else every order is tried.
+func inOrder(d dealer, v *view, all []*slot) []*slot {
+	byCard := slices.SortedStableFunc(slices.Values(all), func(a, b *slot) int { return cmp.Compare(v.first(a), v.first(b)) })
+	if dealAll(d, byCard) {
+		return byCard
+	}
+	bySize := slices.SortedStableFunc(slices.Values(all), func(a, b *slot) int { return cmp.Compare(v.largest(b), v.largest(a)) })
+	if dealAll(d, bySize) {
+		return bySize
+	}
+	tries, order := mostTries, make([]*slot, 0, len(all))
+	if someOrder(d, all, &order, &tries) {
+		return order
+	}
+	return nil
+}
+
+// dealAll says whether all can be served one after the other.
+func dealAll(d dealer, all []*slot) bool {
+	dealt := 0
+	for _, sl := range all {
+		if _, ok := d.deal(sl); !ok {
+			break
+		}
+		dealt++
+	}
+	for range dealt {
+		d.back()
+	}
+	return dealt == len(all)
+}
+
+// someOrder tries every order, those that ask alike in that in which they are.
+func someOrder(d dealer, all []*slot, order *[]*slot, tries *int) bool {
+	if len(*order) == len(all) {
+		return true
+	}
+	for i, sl := range all {
+		like := func(o *slot) bool { return o.kind == sl.kind && !slices.Contains(*order, o) }
+		if slices.Contains(*order, sl) || slices.ContainsFunc(all[:i], like) {
+			continue
+		}
+		if *tries--; *tries < 0 {
+			return false
+		}
+		if _, ok := d.deal(sl); !ok {
+			continue
+		}
+		*order = append(*order, sl)
+		ok := someOrder(d, all, order, tries)
+		if d.back(); ok {
+			return true
+		}
+		*order = (*order)[:len(*order)-1]
+	}
+	return false
+}
+
+// first is the place in line of the first card that a slot names.
+func (v *view) first(sl *slot) int {
+	least := len(v.cards)
+	for _, p := range v.pieces(sl.devices) {
+		least = min(least, p.card)
+	}
+	return least
+}
+
+// pieces are what devices take of the cards of a view.
+func (v *view) pieces(devices []device) []piece {
+	var all []piece
+	for _, d := range devices {
+		if d.AdminAccess != nil && *d.AdminAccess {
+			continue
+		}
+		for i := range v.cards {
+			if v.cards[i].id == d.id {
+				memory, cores := d.ConsumedCapacity[pricing.CapacityMemory], d.ConsumedCapacity[pricing.CapacityCores]
+				all = append(all, piece{i, memory.Value(), cores.Value(), d.ShareID == nil})
+			}
+		}
+	}
+	return all
+}
+
+// largest is the most that a slot takes of one card.
+func (v *view) largest(sl *slot) int64 {
+	most := int64(0)
+	for _, p := range v.pieces(sl.devices) {
+		if p.whole {
+			p.memory = v.cards[p.card].memory
+		}
+		most = max(most, p.memory)
+	}
+	return most
+}
+
+// disturbs says that what is taken lies on cards where somebody waits for what
+// others have, so that there would not be enough for him when those are gone.
+func (v *view) disturbs(took []piece, awaited []*slot) bool {
+	type sum struct {
+		memory, cores int64
+		whole         bool
+	}
+	waits := map[int]sum{}
+	for _, sl := range awaited {
+		for _, p := range v.pieces(sl.devices) {
+			was := waits[p.card]
+			waits[p.card] = sum{was.memory + p.memory, was.cores + p.cores, was.whole || p.whole}
+		}
+	}
+	for _, p := range took {
+		was, ok := waits[p.card]
+		if !ok {
+			continue
+		}
+		was.memory, was.cores = was.memory+p.memory, was.cores+p.cores
+		waits[p.card] = was
+		if c := &v.cards[p.card]; was.whole || p.whole || was.memory > max(0, c.memory) || was.cores > max(0, c.cores) {
+			return true
+		}
+	}
+	return false
+}
+
+// asking has the allocator say what each gets.
+type asking struct {
+	s     *State
+	n     *node
+	v     *view
+	dealt [][]device
+}
+
+func (a *asking) deal(sl *slot) ([]piece, bool) {
+	results, err := a.s.allocate(sl.workload, a.n, a.v.state, sl.claims)
+	if err != nil || results == nil {
+		return nil, false
+	}
+	var got []device
+	for i := range results {
+		got = append(got, devicesOf(results[i].Devices.Results)...)
+	}
+	for _, d := range got {
+		a.v.take(d)
+	}
+	a.dealt = append(a.dealt, got)
+	return a.v.pieces(got), true
+}
+
+func (a *asking) back() {
+	last := len(a.dealt) - 1
+	for _, d := range a.dealt[last] {
+		a.v.giveBack(d)
+	}
+	a.dealt = a.dealt[:last]
+}
+
+// claimed is a node with what claims hold, without what is promised. It is the
+// caller's own.
+func (s *State) claimed(n *node, without map[engine.WorkloadID]bool) *view {
+	return s.bare(n, &trial{without: without})
+}
+
+// rearrange moves promises on a node to other cards of it. A promise names the
+// cards that the allocator would have given at the time, and the scheduler may
+// have given those to somebody else, for whom there was as much on another card.
+// Promises that find no place are lost: they keep what they name, so that the node
+// counts as full to those who come anew. Those whose place others have still
+// stay as they are.
+func (s *State) rearrange(n *node) {
+	t := &trial{}
+	l := s.lineOf(n, t)
+	stays := func(sl *slot) bool { return sl.awaited || s.roams(sl) }
+	for _, sl := range n.slots {
+		if stays(sl) || len(sl.claims) == 0 {
+			t.slots = append(t.slots, sl)
+		}
+	}
+	l.flight, l.promised = slices.DeleteFunc(l.flight, stays), slices.DeleteFunc(l.promised, stays)
+	d := &asking{s: s, n: n, v: s.bare(n, t)}
+	place := func(all []*slot) {
+		for _, sl := range all {
+			if _, ok := d.deal(sl); ok {
+				sl.devices = d.dealt[len(d.dealt)-1]
+				s.regain(sl)
+			} else {
+				s.lose(sl)
+			}
+		}
+	}
+	place(l.flight)
+	if order := inOrder(d, d.v, l.promised); order != nil {
+		l.promised = order
+	}
+	place(l.promised)
+	n.base = s.compute(n, &trial{})
+}
+
+func (s *State) lose(sl *slot) {
+	if !sl.lost {
+		sl.lost, s.freed = true, true
+		s.lost[sl] = struct{}{}
+	}
+}
+
+func (s *State) regain(sl *slot) {
+	sl.lost = false
+	delete(s.lost, sl)
+}
