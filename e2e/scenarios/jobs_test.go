@@ -99,7 +99,7 @@ func TestAPyTorchJobIsAdmittedAsAGangEvictedAndResumed(t *testing.T) {
 	}
 	drain("None")
 	podsRun(t, ctx, ns, 2)
-	if _, err := bed.Cluster.Kubectl(ctx, "delete", "pytorchjob", "torch-finetune", "--namespace", ns, "--cascade=foreground", "--timeout=60s"); err != nil {
+	if _, err := bed.Cluster.Kubectl(ctx, "delete", "pytorchjob", "torch-finetune", "--namespace", ns, "--cascade=foreground", "--timeout="+patience.String()); err != nil {
 		t.Fatal(err)
 	}
 	waitHolding(t, ctx, ns, 0)

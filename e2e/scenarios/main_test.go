@@ -24,7 +24,7 @@ const (
 )
 
 // patience is how long a test waits for the cluster before it calls it a failure.
-const patience = 90 * time.Second
+const patience = testbed.Patience
 
 var bed *testbed.Testbed
 
@@ -58,7 +58,7 @@ func run(m *testing.M, name string, keep bool) int {
 // namespace held is logged when the test failed.
 func scenario(t *testing.T) (ctx context.Context, namespace string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Minute)
 	namespace = namespaceOf(t)
 	if err := bed.CreateNamespace(ctx, namespace, nil); err != nil {
 		t.Fatal(err)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -42,7 +41,7 @@ func (b *Testbed) RestartDriver(ctx context.Context, node string) error {
 	if err := b.Client.CoreV1().Pods(SystemNamespace).Delete(ctx, old.Name, metav1.DeleteOptions{}); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, 90*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
 	return Until(ctx, "a new driver pod on "+node, func() (bool, string, error) {
 		pod, err := b.driverPod(ctx, node)
@@ -78,6 +77,6 @@ func (b *Testbed) RollDriver(ctx context.Context) error {
 	if _, err := b.Cluster.Kubectl(ctx, "--namespace", SystemNamespace, "rollout", "restart", daemonSet); err != nil {
 		return err
 	}
-	_, err := b.Cluster.Kubectl(ctx, "--namespace", SystemNamespace, "rollout", "status", "--timeout=3m", daemonSet)
+	_, err := b.Cluster.Kubectl(ctx, "--namespace", SystemNamespace, "rollout", "status", "--timeout=6m", daemonSet)
 	return err
 }

@@ -8,9 +8,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"syscall"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/cert"
 
 	"github.com/sluice-gpu/sluice/e2e/cluster"
 )
@@ -19,23 +22,63 @@ import (
 // network namespace.
 const operatorHealth = "127.0.0.1:18081"
 
-// trainingNamespace is where the training operator looks for its certificate.
-const trainingNamespace = "kubeflow"
-
 // StartTrainingOperator installs the training operator's CustomResourceDefinitions and runs the
 // operator of the pinned version beside the control plane, until the cluster goes down. Where it
-// runs already nothing is done.
+// runs already nothing is done. Of its kinds it manages PyTorchJobs alone: it ends two minutes after
+// its start where a kind that it manages is missing.
 //
 // Its validating webhooks are not called: they check the form of jobs, and are reached by a Service.
 func (b *Testbed) StartTrainingOperator(ctx context.Context) error {
 	if b.operatorAnswers(ctx) == nil {
 		return nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, Patience)
+	defer cancel()
+	if err := b.installPyTorchJobs(ctx); err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "training-operator-")
+	if err != nil {
+		return err
+	}
+	if err := operatorCertificate(dir); err != nil {
+		return err
+	}
+	log, err := os.Create(filepath.Join(dir, "log"))
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	init, err := b.initContainer(ctx, dir)
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command(b.Cluster.Binary("training-operator.v1"), "--enable-scheme", "pytorchjob",
+		"--metrics-bind-address", "0", "--health-probe-bind-address", operatorHealth,
+		"--webhook-server-port", "18443", "--pytorch-init-container-template-file", init, "--kube-api-qps", "100", "--kube-api-burst", "200")
+	cmd.Env, cmd.Stdout, cmd.Stderr = append(os.Environ(), "TMPDIR="+dir), log, log
+	if err := b.Cluster.Start(cmd); err != nil {
+		return err
+	}
+	return Until(ctx, "the training operator to answer", func() (bool, string, error) {
+		err := b.operatorAnswers(ctx)
+		if err != nil && errors.Is(cmd.Process.Signal(syscall.Signal(0)), os.ErrProcessDone) {
+			said, _ := os.ReadFile(log.Name())
+			return false, "", fmt.Errorf("it has ended: %s", tail(string(said), 5))
+		}
+		return err == nil, fmt.Sprint(err, "; its log is ", log.Name()), nil
+	})
+}
+
+// installPyTorchJobs makes the definition of PyTorchJobs and what the operator expects to find, and
+// waits until the API server serves the kind: an operator that does not find it looks again seconds
+// later.
+func (b *Testbed) installPyTorchJobs(ctx context.Context) error {
 	cache, err := cluster.CacheDir()
 	if err != nil {
 		return err
 	}
-	files, err := filepath.Glob(filepath.Join(cluster.Manifests(cache, "training-operator"), "*.yaml"))
+	files, err := filepath.Glob(filepath.Join(cluster.Manifests(cache, "training-operator"), "*_pytorchjobs.yaml"))
 	if err != nil || len(files) == 0 {
 		return fmt.Errorf("no manifests of the training operator in the cache, run `make setup`: %w", err)
 	}
@@ -63,31 +106,13 @@ webhooks: []
 	if err != nil {
 		return err
 	}
-	dir, err := os.MkdirTemp("", "training-operator-")
-	if err != nil {
-		return err
-	}
-	log, err := os.Create(filepath.Join(dir, "log"))
-	if err != nil {
-		return err
-	}
-	defer log.Close()
-	init, err := b.initContainer(ctx, dir)
-	if err != nil {
-		return err
-	}
-	cmd := exec.Command(b.Cluster.Binary("training-operator.v1"), "--metrics-bind-address", "0", "--health-probe-bind-address", operatorHealth,
-		"--webhook-server-port", "18443", "--pytorch-init-container-template-file", init, "--kube-api-qps", "100", "--kube-api-burst", "200")
-	cmd.Env, cmd.Stdout, cmd.Stderr = append(os.Environ(), "TMPDIR="+dir), log, log
-	if err := b.Cluster.Start(cmd); err != nil {
-		return err
-	}
-	if err := b.mountCertificate(ctx, dir); err != nil {
-		return err
-	}
-	return Until(ctx, "the training operator to answer", func() (bool, string, error) {
-		err := b.operatorAnswers(ctx)
-		return err == nil, fmt.Sprint(err, "; its log is ", log.Name()), nil
+	return Until(ctx, "PyTorchJobs to be served", func() (bool, string, error) {
+		list, err := b.Client.Discovery().ServerResourcesForGroupVersion("kubeflow.org/v1")
+		if err != nil {
+			return false, err.Error(), nil
+		}
+		served := slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Kind == "PyTorchJob" })
+		return served, fmt.Sprintf("%d other kinds are", len(list.APIResources)), nil
 	})
 }
 
@@ -104,32 +129,30 @@ func (b *Testbed) initContainer(ctx context.Context, dir string) (file string, e
 	return file, os.WriteFile(file, []byte(text), 0o644)
 }
 
-// mountCertificate puts the certificate that the operator has made for itself where its server reads
-// it, and a sign that it is there where a Secret would be mounted.
-func (b *Testbed) mountCertificate(ctx context.Context, dir string) error {
+// operatorCertificate puts a certificate where the operator's server reads it, below its folder for
+// temporary files, and a sign that it is there where the operator looks for a mounted Secret, which
+// is the same place for all operators of this machine. Both are there before the operator starts,
+// for it ends where it finds the sign and no certificate. The one that it makes for itself and keeps
+// in a Secret is used by nobody.
+func operatorCertificate(dir string) error {
+	certificate, key, err := cert.GenerateSelfSignedCertKey("localhost", nil, nil)
+	if err != nil {
+		return err
+	}
 	served := filepath.Join(dir, "k8s-webhook-server", "serving-certs")
 	const mounted = "/tmp/k8s-webhook-server/serving-certs"
 	if err := errors.Join(os.MkdirAll(served, 0o755), os.MkdirAll(mounted, 0o755)); err != nil {
 		return err
 	}
-	return Until(ctx, "the training operator's certificate", func() (bool, string, error) {
-		secret, err := b.Client.CoreV1().Secrets(trainingNamespace).Get(ctx, "training-operator-webhook-cert", metav1.GetOptions{})
-		if err != nil {
-			return false, "", err
-		}
-		if len(secret.Data["tls.key"]) == 0 {
-			return false, "it is not made yet", nil
-		}
-		return true, "", errors.Join(
-			os.WriteFile(filepath.Join(served, "tls.crt"), secret.Data["tls.crt"], 0o600),
-			os.WriteFile(filepath.Join(served, "tls.key"), secret.Data["tls.key"], 0o600),
-			os.WriteFile(filepath.Join(mounted, "tls.crt"), nil, 0o644),
-		)
-	})
+	return errors.Join(
+		os.WriteFile(filepath.Join(served, "tls.crt"), certificate, 0o600),
+		os.WriteFile(filepath.Join(served, "tls.key"), key, 0o600),
+		os.WriteFile(filepath.Join(mounted, "tls.crt"), nil, 0o644),
+	)
 }
 
 func (b *Testbed) operatorAnswers(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+operatorHealth+"/readyz", nil)
 	if err != nil {

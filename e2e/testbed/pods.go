@@ -18,6 +18,10 @@ import (
 // pollInterval is how often a wait looks again.
 const pollInterval = 200 * time.Millisecond
 
+// Patience is how long a wait for the cluster goes on. One that ends when the condition holds costs
+// nothing where all is well.
+const Patience = 3 * time.Minute
+
 // Share is one device, or part of one, that a claim was given.
 type Share struct {
 	Claim, Node, Device, ShareID string

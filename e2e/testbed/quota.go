@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -17,7 +16,7 @@ func (b *Testbed) RestartQuota(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, 90*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
 	return Until(ctx, "a new quota controller", func() (bool, string, error) {
 		deployment, err := b.Client.AppsV1().Deployments(SystemNamespace).Get(ctx, "sluice-quota", metav1.GetOptions{})

@@ -203,7 +203,7 @@ func (b *Testbed) install(ctx context.Context, tag string, set []string) error {
 	}
 	args := []string{
 		"upgrade", "--install", "sluice", filepath.Join(root, "deployments/helm/sluice"),
-		"--namespace", SystemNamespace, "--create-namespace", "--values", file, "--timeout", "3m", "--wait",
+		"--namespace", SystemNamespace, "--create-namespace", "--values", file, "--timeout", "6m", "--wait",
 	}
 	for _, value := range set {
 		args = append(args, "--set", value)
@@ -295,7 +295,7 @@ func (b *Testbed) CreateNamespace(ctx context.Context, name string, labels map[s
 
 // Describe tells what a namespace holds and what happened in it, for the log of a failure.
 func (b *Testbed) Describe(ctx context.Context, namespace string) string {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	var text strings.Builder
 	for _, args := range [][]string{

@@ -145,7 +145,7 @@ func (d *demo) noWebhook(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if _, err := d.Cluster.Kubectl(ctx, "wait", "pod", "--for=delete", "--selector=app.kubernetes.io/component=quota",
-		"--namespace", testbed.SystemNamespace, "--timeout=60s"); err != nil {
+		"--namespace", testbed.SystemNamespace, "--timeout="+stepPatience.String()); err != nil {
 		return "", err
 	}
 	pod := fmt.Sprintf(`{apiVersion: v1, kind: Pod, metadata: {name: no-webhook, labels: {kueue.x-k8s.io/queue-name: team-training-queue}},
@@ -160,7 +160,7 @@ func (d *demo) noWebhook(ctx context.Context) (string, error) {
 	if err := scale("1"); err != nil {
 		return "", err
 	}
-	_, err = d.Cluster.Kubectl(ctx, "rollout", "status", "deployment/sluice-quota", "--namespace", testbed.SystemNamespace, "--timeout=60s")
+	_, err = d.Cluster.Kubectl(ctx, "rollout", "status", "deployment/sluice-quota", "--namespace", testbed.SystemNamespace, "--timeout="+stepPatience.String())
 	return message, err
 }
 

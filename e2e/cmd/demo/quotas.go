@@ -55,9 +55,7 @@ func (d *demo) admission(ctx context.Context) error {
 
 // pytorch shows a PyTorchJob with its real controller: both of its pods or none.
 func (d *demo) pytorch(ctx context.Context) error {
-	limited, cancel := d.wait(ctx)
-	defer cancel()
-	if err := d.StartTrainingOperator(limited); err != nil {
+	if err := d.StartTrainingOperator(ctx); err != nil {
 		return err
 	}
 	if err := d.apply(ctx, "42"); err != nil {
@@ -70,7 +68,7 @@ func (d *demo) pytorch(ctx context.Context) error {
 	if err := d.printWorkloads(ctx, []string{"torch-finetune"}); err != nil {
 		return err
 	}
-	_, err := d.Cluster.Kubectl(limited, "delete", "pytorchjob", "torch-finetune", "--namespace", teamNamespace, "--cascade=foreground", "--timeout=55s")
+	_, err := d.Cluster.Kubectl(ctx, "delete", "pytorchjob", "torch-finetune", "--namespace", teamNamespace, "--cascade=foreground", "--timeout="+stepPatience.String())
 	return err
 }
 
@@ -210,7 +208,7 @@ func (d *demo) waitRunning(ctx context.Context, counts map[string]int) error {
 func (d *demo) deleteJobs(ctx context.Context, names ...string) error {
 	limited, cancel := d.wait(ctx)
 	defer cancel()
-	args := append([]string{"delete", "job", "--namespace", teamNamespace, "--cascade=foreground", "--timeout=55s"}, names...)
+	args := append([]string{"delete", "job", "--namespace", teamNamespace, "--cascade=foreground", "--timeout=" + stepPatience.String()}, names...)
 	_, err := d.Cluster.Kubectl(limited, args...)
 	return err
 }

@@ -9,8 +9,12 @@ import (
 	"github.com/sluice-gpu/sluice/e2e/testbed"
 )
 
-// stepPatience is how long one thing may take before the demo calls it broken.
-const stepPatience = 60 * time.Second
+// How long one thing may take before the demo calls it broken: most, and that the drivers, which
+// are ready, publish what they have.
+const (
+	stepPatience    = testbed.Patience
+	devicesPatience = 90 * time.Second
+)
 
 // demo is a run of the demonstration.
 type demo struct {

@@ -19,13 +19,13 @@ const slicesNamespace = "demo"
 func (d *demo) clear(ctx context.Context) error {
 	ctx, cancel := d.wait(ctx)
 	defer cancel()
-	_, err := d.Cluster.Kubectl(ctx, "delete", "namespace", slicesNamespace, teamNamespace, "--ignore-not-found", "--timeout=55s")
+	_, err := d.Cluster.Kubectl(ctx, "delete", "namespace", slicesNamespace, teamNamespace, "--ignore-not-found", "--timeout="+stepPatience.String())
 	return err
 }
 
 // devices shows what the nodes publish.
 func (d *demo) devices(ctx context.Context) error {
-	limited, cancel := d.wait(ctx)
+	limited, cancel := context.WithTimeout(ctx, devicesPatience)
 	defer cancel()
 	if err := d.WaitDevices(limited); err != nil {
 		return err
