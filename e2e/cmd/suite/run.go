@@ -38,11 +38,16 @@ func fresh(dir string) []string {
 	return nil
 }
 
-// runModules prints a line a package and the whole output of what failed, then the counts.
+// runModules prints a line a package and the whole output of what failed, then once more the
+// beginning of it, and the counts.
 func runModules(dirs []string, parallel int, timeout time.Duration) error {
 	passed, failed := 0, 0
 	var broken error
+	var failures []gotest.Outcome
 	report := func(o gotest.Outcome) {
+		if o.Action == "fail" || o.Test != "" && o.Failed() {
+			failures = append(failures, o)
+		}
 		switch {
 		case o.Test == "":
 			// A package without tests "skips"; that is no test that was left out.
@@ -63,6 +68,7 @@ func runModules(dirs []string, parallel int, timeout time.Duration) error {
 			append(fresh(dir), "-p", fmt.Sprint(parallel), "-timeout", timeout.String(), "./...")...)
 		broken = errors.Join(broken, err)
 	}
+	fmt.Print(digest(failures))
 	fmt.Printf("%d passed, %d failed\n", passed, failed)
 	if broken == nil && failed > 0 {
 		broken = fmt.Errorf("%d tests failed or were skipped", failed)
