@@ -147,8 +147,10 @@ func TestAPodThatPosesAsAJobsGetsNoMoreThanThatJobsPods(t *testing.T) {
 	w := newWorld(t)
 	w.node(t, "fixed", 8, "80000Mi", "20000Mi", nil)
 	w.queue(t, "q", w.flavor(t, "gpu", nil), "nvidia.com/gpu=1")
-	// It is older than the job's own pod, so it comes first.
+	// Kubernetes' own controller, which may end either of two pods of a job that
+	// wants one, leaves this job to somebody else.
 	j := job("train", "queue-q", 1, "1")
+	j.Spec.ManagedBy = ptr.To("example.com/nobody")
 	w.create(t, j)
 	sly := gated(withLimit(pod("sly", "queue-q"), "8"))
 	sly.Labels["batch.kubernetes.io/controller-uid"] = string(j.UID)
