@@ -16,6 +16,16 @@ import (
 // the namespace enforced.
 func budget(t *testing.T, ctx context.Context, ns string, devices int) {
 	t.Helper()
+	budgetOn(t, ctx, ns, devices, "{slicing: dynamic}")
+	create(t, ctx, ns, testbed.Template("slice", testbed.Capacity{Memory: "2Gi"}))
+}
+
+// budgetOn makes such a queue for the nodes with the labels.
+func budgetOn(t *testing.T, ctx context.Context, ns string, devices int, labels string) {
+	t.Helper()
+	if labels == "" {
+		labels = "{}"
+	}
 	manifests := fmt.Sprintf(`
 apiVersion: v1
 kind: Namespace
@@ -25,7 +35,7 @@ apiVersion: kueue.x-k8s.io/v1beta2
 kind: ResourceFlavor
 metadata: {name: %[1]s}
 spec:
-  nodeLabels: {slicing: dynamic}
+  nodeLabels: %[3]s
   tolerations: [{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}]
 ---
 apiVersion: kueue.x-k8s.io/v1beta2
@@ -41,7 +51,7 @@ apiVersion: kueue.x-k8s.io/v1beta2
 kind: LocalQueue
 metadata: {name: queue, namespace: %[1]s}
 spec: {clusterQueue: %[1]s}
-`, ns, devices)
+`, ns, devices, labels)
 	if err := bed.Cluster.Apply(ctx, []byte(manifests)); err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +60,6 @@ spec: {clusterQueue: %[1]s}
 			t.Error(err)
 		}
 	})
-	create(t, ctx, ns, testbed.Template("slice", testbed.Capacity{Memory: "2Gi"}))
 }
 
 // queued is a pod with a small slice that waits for the budget.

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -80,6 +81,13 @@ func BenchmarkDecision(b *testing.B) {
 // BenchmarkIndexUpdate takes in one event and puts its node into order.
 func BenchmarkIndexUpdate(b *testing.B) {
 	s := crowd(BinPack)
+	var rewritten []*resourceapi.ResourceSlice
+	for i := range 2000 {
+		slice := s.slices[fmt.Sprintf("node-%04d", i%1000)].DeepCopy()
+		slice.Spec.Devices[i/1000].Taints = []resourceapi.DeviceTaint{{Key: "sick", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+		slice.Spec.Pool.Generation += int64(i / 1000)
+		rewritten = append(rewritten, slice)
+	}
 	for _, kind := range []struct {
 		name  string
 		event func(i int)
@@ -105,7 +113,8 @@ func BenchmarkIndexUpdate(b *testing.B) {
 			n.Spec.Unschedulable = i/1000%2 == 0
 			s.SetNode(n)
 		}},
-		{"slice", func(i int) { s.SetSlice(s.slices[fmt.Sprintf("node-%04d", i%1000)]) }},
+		// A card becomes sick, and another well.
+		{"slice", func(i int) { s.SetSlice(rewritten[i%2000]) }},
 	} {
 		b.Run(kind.name, func(b *testing.B) {
 			took := newTimes(b)

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
@@ -86,7 +87,7 @@ func TestFollowingEventsGivesWhatAFreshLookGives(t *testing.T) {
 			case 6:
 				s.Drop(owner)
 			case 7:
-				s.SetSlice(s.slices[node])
+				s.SetSlice(rewritten(s.slices[node], pick))
 			case 8:
 				o := s.nodes[node].object.DeepCopy()
 				o.Labels["x"] = fmt.Sprint(pick("label", 2))
@@ -100,6 +101,7 @@ func TestFollowingEventsGivesWhatAFreshLookGives(t *testing.T) {
 		s.reindex()
 		for _, name := range slices.Sorted(maps.Keys(s.nodes)) {
 			n := s.nodes[name]
+			n.cards = nil
 			fresh := s.compute(n, &trial{})
 			if !n.at.equal(&fresh.keys) || !sameView(n.base, fresh) {
 				r.Fatalf("%s is\n%+v, a fresh look gives\n%+v", name, n.base, fresh)
@@ -113,6 +115,33 @@ func TestFollowingEventsGivesWhatAFreshLookGives(t *testing.T) {
 	})
 }
 
+// rewritten is a slice as a driver may write it anew.
+func rewritten(slice *resourceapi.ResourceSlice, pick func(string, int) int) *resourceapi.ResourceSlice {
+	slice = slice.DeepCopy()
+	d := &slice.Spec.Devices[pick("which", len(slice.Spec.Devices))]
+	switch pick("what", 8) {
+	case 0:
+		d.Taints = []resourceapi.DeviceTaint{{Key: "sick", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+	case 1:
+		d.Taints = nil
+	case 2:
+		c := d.Capacity["memory"]
+		c.Value = quantity([]string{"30Gi", "50Gi"}[pick("size", 2)])
+		d.Capacity["memory"] = c
+	case 3:
+		d.AllowMultipleAllocations = ptr.To(pick("shareable", 2) == 0)
+	case 4:
+		d.Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"index": {IntValue: ptr.To(int64(pick("index", 2)))}}
+	case 5:
+		slice.Spec.Pool.Generation += int64(pick("generation", 2))
+	case 6:
+		if c, ok := d.Capacity["cores"]; ok && c.RequestPolicy != nil {
+			c.RequestPolicy.Default = ptr.To(quantity([]string{"0", "10"}[pick("default", 2)]))
+		}
+	}
+	return slice
+}
+
 func sameView(a, b *view) bool {
 	for name := range b.used {
 		if x, y := a.used[name], b.used[name]; x.Cmp(y) != 0 {
@@ -121,6 +150,10 @@ func sameView(a, b *view) bool {
 	}
 	for i := range a.cards {
 		x, y := a.cards[i], b.cards[i]
+		if !apiequality.Semantic.DeepEqual(x.device, y.device) || x.memory != y.memory || x.usualMemory != y.usualMemory || x.usualCores != y.usualCores ||
+			x.tainted != y.tainted || x.shareable != y.shareable || x.touched != y.touched || x.over != y.over {
+			return false
+		}
 		if x.open != y.open || x.freeMemory != y.freeMemory || x.freeCores != y.freeCores || x.shares != y.shares || x.whole != y.whole {
 			return false
 		}

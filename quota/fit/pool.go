@@ -80,10 +80,31 @@ func (s *State) touchPool(key poolKey) {
 
 // SetSlice adds or changes a ResourceSlice of any driver.
 func (s *State) SetSlice(slice *resourceapi.ResourceSlice) {
+	s.setSlice(slice, s.tainted(slice))
+}
+
+func (s *State) setSlice(slice, tainted *resourceapi.ResourceSlice) {
+	if old := s.listed(slice.Name); old != nil && s.exchange(old, tainted) {
+		s.slices[slice.Name] = slice
+		return
+	}
 	s.unlist(slice.Name)
 	s.slices[slice.Name] = slice
-	s.list(s.tainted(slice))
+	s.list(tainted)
 	s.freed = true
+}
+
+// listed is a known slice with the taints that are on it now.
+func (s *State) listed(name string) *resourceapi.ResourceSlice {
+	slice := s.slices[name]
+	if slice == nil {
+		return nil
+	}
+	all := s.pools[poolKey{slice.Spec.Driver, slice.Spec.Pool.Name}].slices
+	if i, ok := slices.BinarySearchFunc(all, name, func(a *resourceapi.ResourceSlice, name string) int { return cmp.Compare(a.Name, name) }); ok {
+		return all[i]
+	}
+	return nil
 }
 
 // RemoveSlice forgets a ResourceSlice.
@@ -150,9 +171,17 @@ func (s *State) RemoveTaintRule(name string) {
 	s.rulesChanged()
 }
 
+// rulesChanged looks which slices are tainted otherwise.
 func (s *State) rulesChanged() {
 	for _, name := range slices.Sorted(maps.Keys(s.slices)) {
-		s.SetSlice(s.slices[name])
+		slice := s.slices[name]
+		now, before := s.tainted(slice), s.listed(name)
+		if now == before || slices.EqualFunc(now.Spec.Devices, before.Spec.Devices, func(a, b resourceapi.Device) bool {
+			return slices.EqualFunc(a.Taints, b.Taints, sameTaint)
+		}) {
+			continue
+		}
+		s.setSlice(slice, now)
 	}
 }
 
