@@ -26,20 +26,49 @@ app.kubernetes.io/component: {{ .component }}
 
 {{/* Kinds of jobs, as quota/jobs knows them, and those that the configuration describes: a list of {group, versions, resource, suspend}. A test keeps it equal to that table. */}}
 {{- define "sluice.jobKinds" -}}
-- {group: batch, versions: [v1], resource: jobs, kind: Job, suspend: spec.suspend}
-- {group: jobset.x-k8s.io, versions: [v1alpha2], resource: jobsets, kind: JobSet, suspend: spec.suspend}
-- {group: kubeflow.org, versions: [v1], resource: pytorchjobs, kind: PyTorchJob, suspend: spec.runPolicy.suspend}
-- {group: kubeflow.org, versions: [v1], resource: tfjobs, kind: TFJob, suspend: spec.runPolicy.suspend}
-- {group: kubeflow.org, versions: [v1], resource: xgboostjobs, kind: XGBoostJob, suspend: spec.runPolicy.suspend}
-- {group: kubeflow.org, versions: [v1], resource: paddlejobs, kind: PaddleJob, suspend: spec.runPolicy.suspend}
-- {group: kubeflow.org, versions: [v1], resource: jaxjobs, kind: JAXJob, suspend: spec.runPolicy.suspend}
-- {group: kubeflow.org, versions: [v2beta1, v1], resource: mpijobs, kind: MPIJob, suspend: spec.runPolicy.suspend}
-- {group: ray.io, versions: [v1], resource: rayjobs, kind: RayJob, suspend: spec.suspend}
-- {group: ray.io, versions: [v1], resource: rayclusters, kind: RayCluster, suspend: spec.suspend}
+- {group: batch, versions: [v1], resource: jobs, kind: Job, suspend: spec.suspend, sets: [{path: spec.template}]}
+- {group: jobset.x-k8s.io, versions: [v1alpha2], resource: jobsets, kind: JobSet, suspend: spec.suspend, sets: [{each: spec.replicatedJobs, path: template.spec.template}]}
+- {group: kubeflow.org, versions: [v1], resource: pytorchjobs, kind: PyTorchJob, suspend: spec.runPolicy.suspend, sets: [{each: spec.pytorchReplicaSpecs, path: template}]}
+- {group: kubeflow.org, versions: [v1], resource: tfjobs, kind: TFJob, suspend: spec.runPolicy.suspend, sets: [{each: spec.tfReplicaSpecs, path: template}]}
+- {group: kubeflow.org, versions: [v1], resource: xgboostjobs, kind: XGBoostJob, suspend: spec.runPolicy.suspend, sets: [{each: spec.xgbReplicaSpecs, path: template}]}
+- {group: kubeflow.org, versions: [v1], resource: paddlejobs, kind: PaddleJob, suspend: spec.runPolicy.suspend, sets: [{each: spec.paddleReplicaSpecs, path: template}]}
+- {group: kubeflow.org, versions: [v1], resource: jaxjobs, kind: JAXJob, suspend: spec.runPolicy.suspend, sets: [{each: spec.jaxReplicaSpecs, path: template}]}
+- {group: kubeflow.org, versions: [v2beta1, v1], resource: mpijobs, kind: MPIJob, suspend: spec.runPolicy.suspend, sets: [{each: spec.mpiReplicaSpecs, path: template}]}
+- {group: ray.io, versions: [v1], resource: rayjobs, kind: RayJob, suspend: spec.suspend, sets: [{path: spec.rayClusterSpec.headGroupSpec.template}, {each: spec.rayClusterSpec.workerGroupSpecs, path: template}, {path: spec.submitterPodTemplate}]}
+- {group: ray.io, versions: [v1], resource: rayclusters, kind: RayCluster, suspend: spec.suspend, sets: [{path: spec.headGroupSpec.template}, {each: spec.workerGroupSpecs, path: template}]}
 - {group: batch.volcano.sh, versions: [v1alpha1], resource: jobs, kind: Job, suspend: ""}
 {{- range .Values.quota.config.jobKinds }}
-- {group: {{ .group }}, versions: [{{ .version }}], resource: {{ .resource }}, kind: {{ .kind }}, suspend: {{ .suspend | default "" | quote }}}
+- {group: {{ .group }}, versions: [{{ .version }}], resource: {{ .resource }}, kind: {{ .kind }}, suspend: {{ .suspend | default "" | quote }}, sets: {{ .podSets | default list | toJson }}}
 {{- end }}
+{{- end }}
+
+{{/* CEL: an object or value has a queue label. */}}
+{{- define "sluice.labelled" -}}
+(has({{ . }}.metadata) && has({{ . }}.metadata.labels) && 'kueue.x-k8s.io/queue-name' in {{ . }}.metadata.labels)
+{{- end }}
+
+{{/* CEL: all fields on a path are there; call with (dict "of" "object" "path" "spec.template"). */}}
+{{- define "sluice.there" -}}
+{{- $at := .of -}}{{- $all := list -}}
+{{- range splitList "." .path -}}{{- $at = printf "%s.%s" $at . -}}{{- $all = append $all (printf "has(%s)" $at) -}}{{- end -}}
+{{- join " && " $all -}}
+{{- end }}
+
+{{/*
+CEL: one of the pod templates of a job has a queue label. Where it is not told where they are, every job may have one.
+Sets of pods are elements of a list or values of a map.
+*/}}
+{{- define "sluice.templateLabelled" -}}
+{{- $any := list -}}
+{{- range .sets -}}
+{{- if .each -}}
+{{- $element := printf "%s && %s" (include "sluice.there" (dict "of" "e" "path" .path)) (include "sluice.labelled" (printf "e.%s" .path)) -}}
+{{- $any = append $any (printf "(%s && [object.%s].exists(l, (type(l) == list ? l : l.map(k, l[k])).exists(e, %s)))" (include "sluice.there" (dict "of" "object" "path" .each)) .each $element) -}}
+{{- else -}}
+{{- $any = append $any (printf "(%s && %s)" (include "sluice.there" (dict "of" "object" "path" .path)) (include "sluice.labelled" (printf "object.%s" .path))) -}}
+{{- end -}}
+{{- end -}}
+{{- if $any -}}{{- join " || " $any -}}{{- else -}}true{{- end -}}
 {{- end }}
 
 {{/* Rules that match jobs of all kinds at the given operations: call with (dict "root" . "operations" (list "UPDATE")). */}}
