@@ -97,6 +97,8 @@ type core struct {
 	caughtUp bool
 	// halted says why nothing may be admitted at the moment; see halt.go.
 	halted string
+	// decides says that from now on every admission in the API was decided here.
+	decides bool
 	// gone are objects that were removed a moment ago.
 	gone tombstones
 	// tell asks for a Workload to be looked at, tellJob and tellPod for a job and a
@@ -120,6 +122,8 @@ type work struct {
 	// that the API has removed it.
 	// foreign that quota was reserved for it by somebody else.
 	told, placed, lost, foreign bool
+	// late says that its admission was not decided here; see late.go.
+	late bool
 	// asked is what one pod of each set asks for, as it was admitted.
 	asked map[string][]resourceapi.DeviceClaim
 	// generation is that of the spec which the engine was told, decided that of
@@ -248,7 +252,7 @@ func (c *core) inUse(id engine.WorkloadID) bool {
 // ticket back.
 func (c *core) place(id engine.WorkloadID, set string, uid types.UID) (string, error) {
 	w := c.works[id]
-	if w == nil || !c.caughtUp || c.halted != "" {
+	if w == nil || w.late || !c.caughtUp || c.halted != "" {
 		return "", errWait
 	}
 	a, run := admitted(w.object)

@@ -86,7 +86,7 @@ func (c *core) decide() []engine.Decision {
 // on a node and have no place: it was admitted before a restart, or a pod is to be
 // made anew. So nobody else is put in their place.
 func (c *core) reserve(w *work) bool {
-	if w.placed || w.object == nil {
+	if w.placed || w.late || w.object == nil {
 		return true
 	}
 	a := granted(w.object)

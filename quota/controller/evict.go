@@ -64,6 +64,22 @@ func (s *sources) clearOut(ctx context.Context, live client.Reader, wl *kueue.Wo
 	return nil
 }
 
+// takeUnused takes back the tickets of a Workload by which no device is held.
+func (s *sources) takeUnused(ctx context.Context, live client.Reader, wl *kueue.Workload) error {
+	for _, name := range s.chargedClaims(wl) {
+		claim := &resourceapi.ResourceClaim{}
+		if err := live.Get(ctx, name, claim); client.IgnoreNotFound(err) != nil {
+			return err
+		} else if err != nil || chargedTo(claim) != workloadID(wl.Namespace, wl.Name) {
+			continue
+		}
+		if err := ignoreConflict(s.takeBack(ctx, claim)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (c *core) chargedClaims(wl *kueue.Workload) []types.NamespacedName {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -180,12 +180,16 @@ func (c *core) sawWorkload(o *kueue.Workload) {
 		c.dirty[id] = struct{}{}
 	}
 	before := w.object
-	w.object, w.lost = o, false
+	w.object, w.lost, w.late = o, false, false
 	c.noteForeign(w, before)
 	c.tell(id)
 	c.followRelease(w, before)
 	c.sharedAdmitted(before, o)
 	if o.Status.Admission == nil || conditionTrue(o, kueue.WorkloadFinished) && !c.inUse(id) {
+		return
+	}
+	if c.late(w, o) {
+		c.tookLate(w)
 		return
 	}
 	leaves := conditionTrue(o, kueue.WorkloadEvicted)

@@ -96,7 +96,7 @@ func (r *jobReconciler) follow(ctx context.Context, kind *jobs.Kind, job *unstru
 	a, run := admitted(wl)
 	suspended := kind.Suspended(job)
 	switch {
-	case run && suspended && r.isHalted():
+	case run && suspended && (r.isHalted() || !r.counted(wl)):
 		return ctrl.Result{RequeueAfter: recheck}, nil
 	case run && suspended:
 		why, err := r.outgrows(kind, job, wl, a)

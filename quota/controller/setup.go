@@ -259,7 +259,7 @@ func (c *core) catchUp(ctx context.Context, live client.Reader) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.caughtUp = true
+	c.caughtUp, c.decides = true, true
 	for id := range c.works {
 		c.tell(id)
 	}

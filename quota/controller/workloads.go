@@ -54,6 +54,10 @@ type view struct {
 	// halted says that nothing may be admitted, foreign that quota was reserved for
 	// it meanwhile.
 	halted, foreign bool
+	// late says that its admission was not decided here.
+	late bool
+	// stray says that it holds nothing and yet has tickets.
+	stray bool
 }
 
 func (r *workloads) view(id engine.WorkloadID) view {
@@ -65,12 +69,13 @@ func (r *workloads) view(id engine.WorkloadID) view {
 	}
 	v := view{known: true, object: w.object, admit: w.admit, evict: w.evict, holds: r.holds(id), generation: w.decided}
 	v.inUse = r.inUse(id)
-	v.removed = w.lost
+	v.removed, v.late = w.lost, w.late
 	v.halted, v.foreign = r.halted != "", w.foreign
 	v.ready = w.object != nil && r.podsReady(w.object)
 	if held, ok := r.engine.Holding(id); ok && w.admit == nil && w.object != nil && w.object.Status.Admission == nil {
 		v.lost = &held
 	}
+	v.stray = r.caughtUp && v.lost == nil && w.admit == nil && len(r.charges[id]) > 0
 	if w.told {
 		v.why = r.engine.Why(id)
 	}
@@ -97,6 +102,8 @@ func (r *workloads) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resul
 	switch reserved := wl.Status.Admission != nil; {
 	case conditionTrue(wl, kueue.WorkloadFinished):
 		return r.finish(ctx, wl, id, v)
+	case reserved && v.late:
+		return ctrl.Result{}, r.withdraw(ctx, wl)
 	case reserved && conditionTrue(wl, kueue.WorkloadEvicted):
 		return r.release(ctx, wl, id)
 	case v.halted && (wl.DeletionTimestamp == nil || !reserved):
@@ -130,6 +137,11 @@ func (r *workloads) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resul
 		return ctrl.Result{}, nil
 	case wl.DeletionTimestamp != nil:
 		return ctrl.Result{}, r.unprotect(ctx, wl)
+	}
+	if v.stray {
+		if err := r.strayTickets(ctx, wl); err != nil {
+			return ctrl.Result{}, err
+		}
 	}
 	return r.wait(ctx, wl, id)
 }

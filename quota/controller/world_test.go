@@ -23,6 +23,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -193,10 +194,14 @@ func (w *world) start(t *testing.T) *controller.Controller {
 	return w.startWith(t, "")
 }
 
-// startWith runs it with a configuration.
-func (w *world) startWith(t *testing.T, configuration string) *controller.Controller {
+// startWith runs it with a configuration, and with what changes its connection.
+func (w *world) startWith(t *testing.T, configuration string, changes ...func(*rest.Config)) *controller.Controller {
 	t.Helper()
-	mgr, err := ctrl.NewManager(w.As(account, "system:serviceaccounts", "system:serviceaccounts:sluice-system"), ctrl.Options{
+	connection := w.As(account, "system:serviceaccounts", "system:serviceaccounts:sluice-system")
+	for _, change := range changes {
+		change(connection)
+	}
+	mgr, err := ctrl.NewManager(connection, ctrl.Options{
 		Scheme:     controller.Scheme(),
 		Cache:      controller.CacheOptions(),
 		Metrics:    metricsserver.Options{BindAddress: "0"},

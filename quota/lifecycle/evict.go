@@ -106,6 +106,17 @@ func Release(wl *kueue.Workload, now time.Time) {
 	}
 }
 
+// Withdraw takes an admission off a workload that was never meant to count: it
+// waits as before, and nobody is told that it was evicted.
+func Withdraw(wl *kueue.Workload, now time.Time) {
+	wl.Status.Admission = nil
+	wl.Status.ReclaimablePods = nil
+	wl.Status.AdmissionChecks = nil
+	const message = "An admission that came late was taken back"
+	set(wl, now, kueue.WorkloadQuotaReserved, false, kueue.WorkloadQuotaReservedReasonPendingEvaluation, message)
+	set(wl, now, kueue.WorkloadAdmitted, false, kueue.WorkloadAdmittedReasonNoReservation, "No quota is reserved")
+}
+
 // Deactivate notes why a workload is to be taken out of its queue. The caller
 // then sets spec.active to false.
 func Deactivate(wl *kueue.Workload, v Verdict, now time.Time) {
