@@ -83,10 +83,7 @@ func magnitude(n int64) uint64 {
 	return uint64(n)
 }
 
-// Format prints an amount of a resource for people.
-type Format func(r Resource, a Amount) string
-
-// FormatAmount is the [Format] used unless another is given: what is held in
+// FormatAmount prints an amount of a resource for people: what is held in
 // thousandths is printed as Kubernetes does ("1500m"), resources whose name
 // ends in "memory" or "storage" are bytes and printed in binary units ("20Gi"),
 // all others are plain numbers.

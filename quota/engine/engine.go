@@ -63,7 +63,6 @@ type Engine struct {
 // New makes an empty engine.
 func New(opts ...Option) *Engine {
 	e := &Engine{
-		opts:        options{format: FormatAmount},
 		flavors:     map[FlavorName]FlavorSpec{},
 		namespaces:  map[string]map[string]string{},
 		cohorts:     map[CohortName]*node{},

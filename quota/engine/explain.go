@@ -26,7 +26,7 @@ func (e *Engine) Why(id WorkloadID) Why {
 // explain is Why without what takes a look at the whole queue or tree: the place
 // in the queue and the holders.
 func (e *Engine) explain(w *work) Why {
-	why := Why{ID: w.id, State: Pending, format: &e.opts.format}
+	why := Why{ID: w.id, State: Pending}
 	if h := w.hold; h != nil {
 		why.Queue = h.queue.name
 		switch h.state {
@@ -210,7 +210,7 @@ func (e *Engine) addHolders(why *Why) {
 }
 
 func (e *Engine) shortPhrase(s *shortfall) string {
-	f := func(a Amount) string { return e.opts.format(s.cell.Resource, a) }
+	f := func(a Amount) string { return FormatAmount(s.cell.Resource, a) }
 	if s.asked > s.cell.most() {
 		return fmt.Sprintf("%s %s asked, %s at most", f(s.asked), s.cell.Resource, f(max(0, s.cell.most())))
 	}
@@ -262,13 +262,6 @@ func (a Holder) before(b Holder) bool {
 
 // String is the reason as one sentence.
 func (w Why) String() string {
-	if w.format != nil {
-		return w.sentence(*w.format)
-	}
-	return w.sentence(FormatAmount)
-}
-
-func (w Why) sentence(f Format) string {
 	switch w.State {
 	case Unknown:
 		return "no workload of this name is known"
@@ -280,7 +273,7 @@ func (w Why) sentence(f Format) string {
 		}
 		return fmt.Sprintf("is being evicted from %s", w.Queue)
 	}
-	amount := func(a Amount) string { return f(w.Resource, a) }
+	amount := func(a Amount) string { return FormatAmount(w.Resource, a) }
 	place := ""
 	if w.Position > 0 {
 		place = fmt.Sprintf(" (position %d in %s)", w.Position, w.Queue)
@@ -304,9 +297,9 @@ func (w Why) sentence(f Format) string {
 		if w.Reason == WaitingForPreempted {
 			return s + "; waits for " + list(w.Awaits) + " to end" + place
 		}
-		return s + w.holders(f) + w.others() + place
+		return s + w.holders() + w.others() + place
 	case WaitingForRoom:
-		return "the budget allows it, but " + w.Room.format(f) + place
+		return "the budget allows it, but " + w.Room.String() + place
 	case BehindHead:
 		return fmt.Sprintf("waits behind %s, since %s keeps strict order%s", w.Head, w.Queue, place)
 	case BackingOff:
@@ -322,12 +315,12 @@ func (w Why) sentence(f Format) string {
 	return string(w.Reason)
 }
 
-func (w Why) holders(f Format) string {
+func (w Why) holders() string {
 	var parts []string
 	for _, h := range w.Holders {
-		part := fmt.Sprintf("%s holds %s", h.Queue, f(w.Resource, h.Used))
+		part := fmt.Sprintf("%s holds %s", h.Queue, FormatAmount(w.Resource, h.Used))
 		if h.Borrowed > 0 {
-			part += fmt.Sprintf(" (%s borrowed)", f(w.Resource, h.Borrowed))
+			part += fmt.Sprintf(" (%s borrowed)", FormatAmount(w.Resource, h.Borrowed))
 		}
 		parts = append(parts, part)
 	}

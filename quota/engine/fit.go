@@ -78,9 +78,7 @@ type Hole struct {
 	Size     Amount
 }
 
-func (n *NoRoom) String() string { return n.format(FormatAmount) }
-
-func (n *NoRoom) format(f Format) string {
+func (n *NoRoom) String() string {
 	var b strings.Builder
 	if n.Reason == "" {
 		b.WriteString("no room on any card")
@@ -98,7 +96,7 @@ func (n *NoRoom) format(f Format) string {
 		} else {
 			b.WriteString(", ")
 		}
-		fmt.Fprintf(&b, "%s on %s", f(h.Resource, h.Size), h.Where)
+		fmt.Fprintf(&b, "%s on %s", FormatAmount(h.Resource, h.Size), h.Where)
 	}
 	return b.String()
 }

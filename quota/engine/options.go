@@ -6,7 +6,6 @@ import "time"
 type Option func(*options)
 
 type options struct {
-	format           Format
 	fair             bool
 	strategies       []FairStrategy
 	usage            *AdmissionFairSharing
@@ -14,9 +13,6 @@ type options struct {
 	devices          map[Resource]bool
 	holeAfter        time.Duration
 }
-
-// WithFormat sets how amounts are printed. The default is [FormatAmount].
-func WithFormat(f Format) Option { return func(o *options) { o.format = f } }
 
 // FairStrategy is a condition under which fair sharing may evict (KEP-1714).
 type FairStrategy string

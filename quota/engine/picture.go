@@ -108,7 +108,7 @@ func (e *Engine) drawCells(b *strings.Builder, n *node, indent string) {
 		if !c.listed && c.empty() {
 			continue
 		}
-		f := func(a Amount) string { return e.opts.format(c.Resource, a) }
+		f := func(a Amount) string { return FormatAmount(c.Resource, a) }
 		name := string(c.Flavor) + " " + string(c.Resource)
 		fmt.Fprintf(b, "%s  %-*s %s %s of %s", indent, width, name, bar(c), f(c.held), f(c.subtree))
 		if over := c.borrowed(held); over > 0 {

@@ -99,9 +99,6 @@ type Why struct {
 	// Detail is a phrase that the caller gave, or that describes the
 	// configuration at fault.
 	Detail string
-
-	// format is how the engine prints amounts, nil for FormatAmount.
-	format *Format
 }
 
 // Holder is a queue that uses a resource which somebody else waits for.
