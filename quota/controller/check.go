@@ -8,6 +8,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
 	"github.com/sluice-gpu/sluice/quota/pricing"
@@ -23,6 +24,41 @@ func (c *Controller) Check(ctx context.Context, claim *resourceapi.DeviceClaim, 
 func (c *Controller) HasLocalQueue(ctx context.Context, namespace, name string) bool {
 	err := c.templates.client.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, &kueue.LocalQueue{})
 	return !apierrors.IsNotFound(err)
+}
+
+// CohortParents are the parents of the Cohorts that have one, by name.
+func (c *Controller) CohortParents(ctx context.Context) map[string]string {
+	var all kueue.CohortList
+	if err := c.templates.client.List(ctx, &all); err != nil {
+		return nil
+	}
+	parents := map[string]string{}
+	for i := range all.Items {
+		if p := all.Items[i].Spec.ParentName; p != "" {
+			parents[all.Items[i].Name] = string(p)
+		}
+	}
+	return parents
+}
+
+// Missing says which of these ResourceFlavors, and whether the ClusterQueue, if one
+// is named, do not exist. It says nothing of what cannot be known.
+func (c *Controller) Missing(ctx context.Context, flavors []string, queue string) []string {
+	var all []string
+	gone := func(o client.Object, kind, name string) {
+		key := types.NamespacedName{Name: name}
+		// The caches may not show yet what was made a moment before.
+		if apierrors.IsNotFound(c.templates.client.Get(ctx, key, o)) && apierrors.IsNotFound(c.live.Get(ctx, key, o)) {
+			all = append(all, kind+" "+name)
+		}
+	}
+	for _, name := range flavors {
+		gone(&kueue.ResourceFlavor{}, "ResourceFlavor", name)
+	}
+	if queue != "" {
+		gone(&kueue.ClusterQueue{}, "ClusterQueue", queue)
+	}
+	return all
 }
 
 // everywhere is the name of no flavor: a flavor's is one that an object can have.

@@ -3,6 +3,13 @@ package controller
 import (
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
+
 	"github.com/sluice-gpu/sluice/quota/engine"
 	"github.com/sluice-gpu/sluice/quota/pricing"
 )
@@ -77,4 +84,46 @@ func TestATicketOfAWorkloadThatHoldsNothingIsTakenBack(t *testing.T) {
 	if d.inUse("team/w") {
 		t.Error("the ticket stands")
 	}
+}
+
+// The caches may show a late admission to the job's reconciler first.
+func TestNoJobIsStartedByAnAdmissionThatIsNotCounted(t *testing.T) {
+	a := &api{uid: "u"}
+	waits, admitted := a.next(nil), a.next(grant("q", 4), reserved, admittedCondition)
+	for name, test := range map[string]struct {
+		feed   func(*desk)
+		starts bool
+	}{
+		"late":              {func(d *desk) { d.decides = true; d.saw(waits.DeepCopy()); d.saw(admitted.DeepCopy()) }, false},
+		"not taken in yet":  {func(d *desk) { d.decides = true; d.saw(waits.DeepCopy()) }, false},
+		"read at the start": {func(d *desk) { d.saw(admitted.DeepCopy()) }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			job := &unstructured.Unstructured{Object: map[string]any{
+				"apiVersion": "batch/v1", "kind": "Job", "metadata": map[string]any{"namespace": "team", "name": "owner", "uid": "owner"},
+				"spec": map[string]any{"suspend": true, "template": map[string]any{"spec": map[string]any{"containers": []any{map[string]any{"name": "c", "image": "i"}}}}},
+			}}
+			d := newDesk(t, admitted, job.DeepCopy())
+			d.sawFlavor(gpuFlavor())
+			test.feed(d)
+			r := &jobReconciler{live: d.client, sources: &sources{core: d.core, client: d.client, recorder: events.NewFakeRecorder(10), metrics: newMetrics(prometheus.NewRegistry())}}
+			if err := d.client.Get(t.Context(), types.NamespacedName{Namespace: "team", Name: "owner"}, job); err != nil {
+				t.Fatal(err)
+			}
+			kind := d.kinds.Find("batch/v1", "Job")
+			if _, err := r.follow(t.Context(), kind, job, admitted); err != nil {
+				t.Fatal(err)
+			}
+			if err := d.client.Get(t.Context(), types.NamespacedName{Namespace: "team", Name: "owner"}, job); err != nil {
+				t.Fatal(err)
+			}
+			if got := !kind.Suspended(job); got != test.starts {
+				t.Errorf("started: %v", got)
+			}
+		})
+	}
+}
+
+func gpuFlavor() *kueue.ResourceFlavor {
+	return &kueue.ResourceFlavor{ObjectMeta: metav1.ObjectMeta{Name: "gpu"}}
 }

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
 	driverconfig "github.com/sluice-gpu/sluice/driver/config"
 	"github.com/sluice-gpu/sluice/quota/controller"
@@ -25,13 +26,17 @@ type Checker interface {
 	// HasLocalQueue says whether a namespace has a LocalQueue of a name. It may
 	// say so where it cannot be known.
 	HasLocalQueue(ctx context.Context, namespace, name string) bool
+	Budget
 }
 
-// validate refuses claims, claim templates and device classes with mistakes that
-// the API server lets pass and that would show only when nothing can be allocated
-// or a container does not start.
+// validate refuses claims, claim templates, device classes and objects of the
+// budget with mistakes that the API server lets pass and that would show only when
+// nothing can be allocated or admitted, or a container does not start.
 func validate(checker Checker) admission.HandlerFunc {
 	return func(ctx context.Context, req admission.Request) admission.Response {
+		if req.Kind.Group == kueue.SchemeGroupVersion.Group {
+			return validateBudget(ctx, checker, req)
+		}
 		var mistakes field.ErrorList
 		var warnings []string
 		kind := schema.GroupKind{Group: req.Kind.Group, Kind: req.Kind.Kind}

@@ -19,6 +19,21 @@ type oneQueue struct{}
 func (oneQueue) Check(context.Context, *resourceapi.DeviceClaim, *field.Path) (field.ErrorList, []string) {
 	return nil, []string{"be careful"}
 }
+func (oneQueue) CohortParents(context.Context) map[string]string {
+	return map[string]string{"b": "c", "c": "a"}
+}
+func (oneQueue) Missing(_ context.Context, flavors []string, queue string) []string {
+	var all []string
+	for _, f := range flavors {
+		if f == "absent" {
+			all = append(all, "ResourceFlavor absent")
+		}
+	}
+	if queue == "absent" {
+		all = append(all, "ClusterQueue absent")
+	}
+	return all
+}
 func (oneQueue) HasLocalQueue(_ context.Context, _, name string) bool { return name == "q" }
 
 func TestQueueLabelsThatLeadNowhereAreWarnedOf(t *testing.T) {
