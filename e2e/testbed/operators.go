@@ -24,8 +24,9 @@ const operatorHealth = "127.0.0.1:18081"
 
 // StartTrainingOperator installs the training operator's CustomResourceDefinitions and runs the
 // operator of the pinned version beside the control plane, until the cluster goes down. Where it
-// runs already nothing is done. Of its kinds it manages PyTorchJobs alone: it ends two minutes after
-// its start where a kind that it manages is missing.
+// runs already nothing is done. Of its kinds it manages PyTorchJobs alone: where a kind is missing
+// that it manages, it may start with that one and wait for it before it looks at any other, and ends
+// after two minutes.
 //
 // Its validating webhooks are not called: they check the form of jobs, and are reached by a Service.
 func (b *Testbed) StartTrainingOperator(ctx context.Context) error {

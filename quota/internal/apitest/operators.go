@@ -233,7 +233,8 @@ webhooks: []
 		return err
 	}
 	if err := s.runWith("training-operator.v1", []string{"KUBECONFIG=" + kubeconfig, "TMPDIR=" + temp},
-		// It ends after two minutes where a kind is missing that it manages.
+		// Where a kind is missing that it manages, it waits for it, perhaps before it
+		// looks at any other, and ends after two minutes.
 		"--enable-scheme", "pytorchjob",
 		"--metrics-bind-address", "0", "--health-probe-bind-address", health, "--webhook-server-port", fmt.Sprint(port),
 		"--kube-api-qps", "100", "--kube-api-burst", "200"); err != nil {
