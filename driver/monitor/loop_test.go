@@ -159,13 +159,13 @@ func TestAShareAboveItsLimitIsReportedOnce(t *testing.T) {
 	b := newBench(t, 1<<30)
 	b.runs(1<<30, 1<<30, 0)
 	b.looks(1)
-	time.Sleep(50 * time.Millisecond) // the claim's pods are asked for
+	b.askedForPods()
 	b.runs(3<<30, 1<<30, 0)
 	for end := time.Now().Add(sure + 200*time.Millisecond); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		b.looks(1)
 	}
 	var text []string
-	for end := time.Now().Add(5 * time.Second); time.Now().Before(end) && len(text) == 0; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(patience); time.Now().Before(end) && len(text) == 0; time.Sleep(20 * time.Millisecond) {
 		events, err := b.client.CoreV1().Events("team").List(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			t.Fatal(err)

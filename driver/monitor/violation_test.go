@@ -15,11 +15,34 @@ import (
 	"github.com/sluice-gpu/sluice/driver/gpu"
 )
 
+// patience is how long a test waits for what must come to be. It costs nothing
+// where it does.
+const patience = 2 * time.Minute
+
+// askedForPods waits until the monitor, which has looked, knows the pods of the
+// claim.
+func (b *bench) askedForPods() {
+	b.t.Helper()
+	u := b.Monitor.users
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		u.mu.Lock()
+		known := 0
+		for _, c := range u.claims {
+			known += len(c.pods)
+		}
+		u.mu.Unlock()
+		if known > 0 {
+			return
+		}
+	}
+	b.t.Fatal("the claim's pods are not known")
+}
+
 // condition waits for what the claim's status says of its device.
 func (b *bench) condition(want metav1.ConditionStatus) {
 	b.t.Helper()
 	got := "nothing"
-	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		claim, err := b.client.ResourceV1().ResourceClaims("team").Get(b.t.Context(), "claim", metav1.GetOptions{})
 		if err != nil {
 			b.t.Fatal(err)
@@ -110,7 +133,7 @@ func TestTheProcessThatHoldsTheMostIsKilledAfterTheTimeThatIsTolerated(t *testin
 	small, large := b.process(podUID), b.process(podUID)
 	b.use = []gpu.Use{{UUID: cardUUID, Processes: []gpu.ProcessUse{{PID: small.Process.Pid, Memory: 1 << 30}, {PID: large.Process.Pid, Memory: 2 << 30}}}}
 	b.looks(1)
-	time.Sleep(50 * time.Millisecond) // the claim's pods are asked for
+	b.askedForPods()
 	b.above(sure)
 	b.looks(1)
 	if !lives(large) {
@@ -118,7 +141,7 @@ func TestTheProcessThatHoldsTheMostIsKilledAfterTheTimeThatIsTolerated(t *testin
 	}
 	b.above(tolerated)
 	b.looks(2)
-	for end := time.Now().Add(5 * time.Second); time.Now().Before(end) && lives(large); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(patience); time.Now().Before(end) && lives(large); time.Sleep(10 * time.Millisecond) {
 	}
 	if lives(large) {
 		t.Error("the process that holds the most lives")

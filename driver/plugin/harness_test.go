@@ -393,14 +393,18 @@ func names(devices []resourceapi.Device) []string {
 	return out
 }
 
+// patience is how long a test waits for what must come to be. It costs nothing
+// where it does.
+const patience = 2 * time.Minute
+
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		if ok() {
 			return
 		}
 	}
-	t.Fatalf("%s: not within 20 s", what)
+	t.Fatalf("%s: not within %s", what, patience)
 }
 
 // source is a gpu.Source that tests change under a running driver.

@@ -119,9 +119,10 @@ func usage(t *testing.T, in *Installed) []Usage {
 // eventually waits for something that others bring about, on a machine that may be busy.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(20 * time.Millisecond) {
+	const patience = 2 * time.Minute
+	for deadline := time.Now().Add(patience); !ok(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited 30 s in vain: %s", what)
+			t.Fatalf("waited %s in vain: %s", patience, what)
 		}
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
@@ -34,14 +33,10 @@ func control(t *testing.T, in *Installed) (env []string, speak func(string) stri
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = d.Process.Kill(); _ = d.Wait() })
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		if _, err := os.Stat(filepath.Join(dir, "control")); err == nil {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatalf("no socket: %s", said.String())
-		}
-	}
+	eventually(t, "the daemon makes its socket", func() bool {
+		_, err := os.Stat(filepath.Join(dir, "control"))
+		return err == nil
+	})
 	return env, func(command string) string {
 		c := exec.Command(program)
 		c.Env, c.Stdin = env, strings.NewReader(command+"\n")

@@ -69,7 +69,7 @@ func TestASearchWithTooManyCombinationsIsGivenUp(t *testing.T) {
 		if !strings.Contains(why, "too many combinations") || !strings.Contains(why, "3 of 3 nodes") {
 			t.Errorf("%s: %q", name, why)
 		}
-		if took > 10*time.Second {
+		if took > time.Minute {
 			t.Errorf("%s: took %s", name, took)
 		}
 	}
