@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/sluice-gpu/sluice/e2e/testbed"
 )
@@ -177,6 +178,46 @@ func TestMIGDevicesAreGivenAndMadeAsClaimsAsk(t *testing.T) {
 		return made == "", made, nil
 	})
 	if err != nil {
+		t.Error(err)
+	}
+}
+
+// A MIG device is made for whoever has quota for its memory, and for nobody else.
+func TestMIGDevicesAreGivenWithinTheBudget(t *testing.T) {
+	partitioned(t)
+	ctx, ns := scenario(t)
+	budgetOf(t, ctx, ns, "nvidia.com/gpu-memory", "12Gi", "{slicing: dynamic}")
+	create(t, ctx, ns, migTemplate("small", "1g.10gb"))
+	pod := func(name string) *corev1.Pod {
+		return testbed.Pod(name, []string{"info", "hold"}, testbed.WithTemplate("small"), testbed.WithLabel("kueue.x-k8s.io/queue-name", "queue"))
+	}
+	sees := func(name string) {
+		t.Helper()
+		only(t, runPod(t, ctx, ns, pod(name)))
+		info, err := bed.WaitProbe(patient(t, ctx), ns, name, "main", "info")
+		if err != nil || info.Devices != 1 || !strings.HasSuffix(info.Name, "MIG 1g.10gb") {
+			t.Errorf("%s sees %+v (%v)", name, info, err)
+		}
+	}
+	sees("first")
+	if _, charged := holding(t, ctx, ns); charged != "9728Mi" {
+		t.Errorf("charged: %s", charged)
+	}
+	create(t, ctx, ns, pod("second"))
+	w, err := bed.WaitWorkload(patient(t, ctx), ns, "second", "waiting", func(w testbed.Workload) bool { return w.Why != "" })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if w.Admitted || !strings.Contains(w.Why, "nvidia.com/gpu-memory") {
+		t.Errorf("beyond the budget: %+v", w)
+	}
+	if made := instances(t); strings.Count(made, "1g.10gb@") != 1 {
+		t.Errorf("instances: %s", made)
+	}
+	if err := bed.Client.CoreV1().Pods(ns).Delete(ctx, "first", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bed.WaitPhase(patient(t, ctx), ns, "second", corev1.PodRunning); err != nil {
 		t.Error(err)
 	}
 }

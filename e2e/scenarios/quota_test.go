@@ -12,8 +12,7 @@ import (
 	"github.com/sluice-gpu/sluice/e2e/testbed"
 )
 
-// budget makes a queue in the namespace that may use so many shares of the dynamic node, and has
-// the namespace enforced.
+// budget makes a queue in the namespace that may use so many shares of the dynamic node.
 func budget(t *testing.T, ctx context.Context, ns string, devices int) {
 	t.Helper()
 	budgetOn(t, ctx, ns, devices, "{slicing: dynamic}")
@@ -26,6 +25,13 @@ func budgetOn(t *testing.T, ctx context.Context, ns string, devices int, labels 
 	if labels == "" {
 		labels = "{}"
 	}
+	budgetOf(t, ctx, ns, "nvidia.com/gpu", fmt.Sprint(devices), labels)
+}
+
+// budgetOf makes a queue in the namespace that may use so much of one resource of the nodes with
+// the labels, and has the namespace enforced.
+func budgetOf(t *testing.T, ctx context.Context, ns, resource, quantity, labels string) {
+	t.Helper()
 	manifests := fmt.Sprintf(`
 apiVersion: v1
 kind: Namespace
@@ -35,7 +41,7 @@ apiVersion: kueue.x-k8s.io/v1beta2
 kind: ResourceFlavor
 metadata: {name: %[1]s}
 spec:
-  nodeLabels: %[3]s
+  nodeLabels: %[4]s
   tolerations: [{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}]
 ---
 apiVersion: kueue.x-k8s.io/v1beta2
@@ -44,14 +50,14 @@ metadata: {name: %[1]s}
 spec:
   namespaceSelector: {}
   resourceGroups:
-  - coveredResources: [nvidia.com/gpu]
-    flavors: [{name: %[1]s, resources: [{name: nvidia.com/gpu, nominalQuota: %[2]d}]}]
+  - coveredResources: [%[2]s]
+    flavors: [{name: %[1]s, resources: [{name: %[2]s, nominalQuota: %[3]s}]}]
 ---
 apiVersion: kueue.x-k8s.io/v1beta2
 kind: LocalQueue
 metadata: {name: queue, namespace: %[1]s}
 spec: {clusterQueue: %[1]s}
-`, ns, devices, labels)
+`, ns, resource, quantity, labels)
 	if err := bed.Cluster.Apply(ctx, []byte(manifests)); err != nil {
 		t.Fatal(err)
 	}
