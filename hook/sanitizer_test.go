@@ -88,6 +88,40 @@ func TestTheLimiterIsCleanUnderSanitizers(t *testing.T) {
 	}
 }
 
+// gated makes a share that is held to half of the first card, and returns its
+// folder on the node.
+func (n *node) gated(name string) string {
+	n.t.Helper()
+	uuid, err := account.ParseUUID(cardUUID(0))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	dir := filepath.Join(n.dir, "node-shares", name)
+	limit := account.Limit{Card: uuid, Memory: gi, CorePercent: 50, CorePolicy: account.CoresHard}
+	if err := account.Create(dir, limit, account.Grant{CoreRate: 500_000, Fallback: 500_000, BusyFactor: 1_000_000, Gated: true}); err != nil {
+		n.t.Fatal(err)
+	}
+	return dir
+}
+
+// TestTheThreadsOfAProgramDoNotRaceInTheGate: they launch into streams of their
+// own and a common one, in contexts of which some end meanwhile, and are held.
+func TestTheThreadsOfAProgramDoNotRaceInTheGate(t *testing.T) {
+	lib, _ := sanitized(t, "thread")
+	program := cc(t, "launches", "-g", "-O1", "-fsanitize=thread", "test/launches.c", "-ldl", "-lpthread")
+	n := newNode(t, 1, 80*gi, mi)
+	dir := n.gated("a")
+	cmd := n.command(n.container("a", []int{0}, "a"), program, "8", "400")
+	cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+lib)
+	if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
+		t.Errorf("%v\n%s", err, out)
+	}
+	core, err := account.ReadCoreTime(dir)
+	if err != nil || core.Throttled == 0 {
+		t.Errorf("nothing was held: %+v, %v", core, err)
+	}
+}
+
 // TestTheGateIsCleanUnderSanitizers: launches of every kind in a share that is
 // held to a part of the card, captures among them, with program and limiter
 // built with the address and undefined-behaviour sanitizers.
@@ -103,15 +137,7 @@ func TestTheGateIsCleanUnderSanitizers(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := newNode(t, 1, 80*gi, mi)
-	uuid, err := account.ParseUUID(cardUUID(0))
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := filepath.Join(n.dir, "node-shares", "a")
-	limit := account.Limit{Card: uuid, Memory: gi, CorePercent: 50, CorePolicy: account.CoresHard}
-	if err := account.Create(dir, limit, account.Grant{CoreRate: 500_000, Fallback: 500_000, BusyFactor: 1_000_000, Gated: true}); err != nil {
-		t.Fatal(err)
-	}
+	dir := n.gated("a")
 	box := n.container("a", []int{0}, "a")
 	for _, way := range [][]string{nil, {"--per-thread"}, {"--via", "procaddress"}} {
 		steps := append(slices.Clone(way), "launch:2ms*40=SUCCESS", "launchex:1ms*40=SUCCESS", "coop:1ms*40=SUCCESS", "graph:1ms*40=SUCCESS",

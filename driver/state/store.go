@@ -364,7 +364,10 @@ func WriteFile(name string, b []byte, perm os.FileMode) error {
 		return err
 	}
 	_, err = tmp.Write(b)
-	err = errors.Join(err, tmp.Chmod(perm), tmp.Close())
+	if perm != 0o600 { // which is that of temporary files
+		err = errors.Join(err, tmp.Chmod(perm))
+	}
+	err = errors.Join(err, tmp.Close())
 	if err == nil {
 		err = os.Rename(tmp.Name(), name)
 	}

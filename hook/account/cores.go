@@ -29,7 +29,7 @@ type CoreTime struct {
 // ReadCoreTime returns the core time of the share in dir. It reads one page,
 // so that it can be asked many times a second.
 func ReadCoreTime(dir string) (CoreTime, error) {
-	f, err := openFile(filepath.Join(dir, AccountFile), os.O_RDONLY)
+	f, err := openFile(filepath.Join(dir, AccountFile), os.O_RDONLY, 0)
 	if err != nil {
 		return CoreTime{}, fmt.Errorf("account of share %s: %w", dir, err)
 	}

@@ -75,7 +75,7 @@ func decodeGrant(b []byte) (Grant, uint32, error) {
 // number, is no obstacle: readers keep their last good one until this.
 func UpdateGrant(dir string, g Grant) error {
 	name := filepath.Join(dir, GrantFile)
-	f, err := openFile(name, os.O_RDWR)
+	f, err := openFile(name, os.O_RDWR, 0)
 	if err != nil {
 		return fmt.Errorf("grant of share %s: %w", dir, err)
 	}

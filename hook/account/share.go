@@ -72,22 +72,46 @@ func ensure(dir, name string, mode fs.FileMode, content []byte) error {
 		return err
 	}
 	temp := filepath.Join(dir, "."+name+".new")
-	if err := os.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	const flags = os.O_WRONLY | os.O_CREATE | os.O_EXCL
+	f, err := openFile(temp, flags, mode)
+	if errors.Is(err, fs.ErrExist) { // of a process that was killed
+		if err := os.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		f, err = openFile(temp, flags, mode)
 	}
-	f, err := openFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL)
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(content)
-	err = errors.Join(err, f.Chmod(mode), f.Close())
-	if err == nil {
-		err = os.Link(temp, path)
-		if errors.Is(err, fs.ErrExist) {
-			err = nil
-		}
+	if info, statErr := f.Stat(); statErr == nil && info.Mode().Perm() != mode { // the umask
+		err = errors.Join(err, f.Chmod(mode))
 	}
-	return errors.Join(err, os.Remove(temp))
+	err = errors.Join(err, f.Close())
+	if err == nil {
+		err = appear(temp, path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(temp))
+	}
+	return nil
+}
+
+// appear gives the file its name unless there is one of it.
+func appear(temp, path string) error {
+	err := unix.Renameat2(unix.AT_FDCWD, temp, unix.AT_FDCWD, path, unix.RENAME_NOREPLACE)
+	switch {
+	case errors.Is(err, unix.EEXIST):
+		return os.Remove(temp)
+	case errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS): // a file system without it
+		if err := os.Link(temp, path); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		return os.Remove(temp)
+	case err != nil:
+		return &os.LinkError{Op: "rename", Old: temp, New: path, Err: err}
+	}
+	return nil
 }
 
 func emptyAccount() []byte {
@@ -100,7 +124,7 @@ func emptyAccount() []byte {
 // repairAccount restores the size and the head of an account that the tenant
 // has damaged. Processes that have it mapped keep their mapping.
 func repairAccount(dir string) error {
-	f, err := openFile(filepath.Join(dir, AccountFile), os.O_RDWR)
+	f, err := openFile(filepath.Join(dir, AccountFile), os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
@@ -158,8 +182,8 @@ func Remove(dir string) error {
 
 // openFile opens a regular file and nothing else: no link, no pipe that would
 // block, no device.
-func openFile(name string, flags int) (*os.File, error) {
-	f, err := os.OpenFile(name, flags|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
+func openFile(name string, flags int, mode fs.FileMode) (*os.File, error) {
+	f, err := os.OpenFile(name, flags|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, mode)
 	if err != nil {
 		return nil, err
 	}
@@ -176,7 +200,7 @@ func openFile(name string, flags int) (*os.File, error) {
 // readFile reads a file of at most max bytes; of a longer one it returns
 // max+1 bytes, so that the caller sees that the size is wrong.
 func readFile(name string, max int) ([]byte, error) {
-	f, err := openFile(name, os.O_RDONLY)
+	f, err := openFile(name, os.O_RDONLY, 0)
 	if err != nil {
 		return nil, err
 	}

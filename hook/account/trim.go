@@ -11,7 +11,7 @@ import (
 // write to it. It stays the same file with the same beginning: processes that
 // have it mapped or locked notice nothing.
 func Trim(dir string) (int64, error) {
-	f, err := openFile(filepath.Join(dir, AccountFile), os.O_RDWR)
+	f, err := openFile(filepath.Join(dir, AccountFile), os.O_RDWR, 0)
 	if err != nil {
 		return 0, fmt.Errorf("account of share %s: %w", dir, err)
 	}

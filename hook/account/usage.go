@@ -55,7 +55,7 @@ func Read(dir string) (Usage, error) {
 	if err != nil {
 		return Usage{}, err
 	}
-	f, err := openFile(filepath.Join(dir, AccountFile), os.O_RDONLY)
+	f, err := openFile(filepath.Join(dir, AccountFile), os.O_RDONLY, 0)
 	if err != nil {
 		return Usage{}, fmt.Errorf("account of share %s: %w", dir, err)
 	}
