@@ -125,7 +125,7 @@ func TestSourceOfTheProgramsIsFoundFromBelow(t *testing.T) {
 
 func TestPreflightNamesEverythingThatIsMissing(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
-	_, err := preflight(t.TempDir(), t.TempDir())
+	_, err := preflight(t.TempDir(), t.TempDir(), 0)
 	if err == nil {
 		t.Fatal("nothing is missing")
 	}
@@ -133,6 +133,17 @@ func TestPreflightNamesEverythingThatIsMissing(t *testing.T) {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("no %q in: %v", want, err)
 		}
+	}
+}
+
+func TestAClusterIsRefusedThatLacksInotifyInstances(t *testing.T) {
+	granted := func(most int) func(int) int { return func(want int) int { return min(want, most) } }
+	if err := enoughInotify(3, granted(24)); err != nil {
+		t.Error(err)
+	}
+	err := enoughInotify(3, granted(23))
+	if err == nil || !strings.Contains(err.Error(), "3 nodes take about 24 inotify instances and this user may have 23 more") || !strings.Contains(err.Error(), "sysctl fs.inotify.max_user_instances=") {
+		t.Errorf("got %v", err)
 	}
 }
 

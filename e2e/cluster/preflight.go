@@ -23,7 +23,7 @@ var cniFolders = []string{"/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni"}
 
 // preflight checks that the outer machine has what a cluster needs, and reports all that is missing
 // at once. stateRoot is the folder in which clusters keep their state.
-func preflight(bin, stateRoot string) (runtimePaths, error) {
+func preflight(bin, stateRoot string, nodes int) (runtimePaths, error) {
 	var paths runtimePaths
 	var missing []string
 	need := func(what, pkg string) {
@@ -57,6 +57,9 @@ func preflight(bin, stateRoot string) (runtimePaths, error) {
 	}
 	if len(absent) > 0 {
 		errs = append(errs, fmt.Errorf("not built yet, not in %s: %s; build them with `cluster build`", bin, strings.Join(absent, ", ")))
+	}
+	if err := enoughInotify(nodes, inotifyRoom); err != nil {
+		errs = append(errs, err)
 	}
 	paths.snapshotter = snapshotter(stateRoot)
 	return paths, errors.Join(errs...)

@@ -50,7 +50,7 @@ func (c *Cluster) Up(ctx context.Context, config Config) error {
 		return fmt.Errorf("cluster %s is there in part, from a start that did not come to its end: remove it with `cluster --name %s down`\nfound: %s",
 			c.name, c.name, strings.Join(left, ", "))
 	}
-	paths, err := preflight(c.bin, filepath.Dir(c.dir))
+	paths, err := preflight(c.bin, filepath.Dir(c.dir), len(config.Nodes))
 	if err != nil {
 		return err
 	}

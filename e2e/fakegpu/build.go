@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"syscall"
+	"time"
 )
 
 //go:embed build.sh abi src probe
@@ -29,6 +30,7 @@ const (
 // Build compiles the libraries and programs into a folder and returns it. It needs gcc. The folder
 // is below cacheDir (when empty: sluice/fakegpu in the user's cache) and named by the content of
 // the sources, so a build is made once; builds of several processes do not disturb each other.
+// Builds of other sources that nobody asked for in days are removed.
 func Build(cacheDir string) (string, error) {
 	if cacheDir == "" {
 		user, err := os.UserCacheDir()
@@ -51,9 +53,13 @@ func Build(cacheDir string) (string, error) {
 		return "", err
 	}
 	out := filepath.Join(cacheDir, fmt.Sprintf("%x", sum.Sum(nil)[:8]))
-	if _, err := os.Stat(out); err == nil {
+	now := time.Now()
+	if err := os.Chtimes(out, now, now); err == nil { // its time is when it was used last
 		return out, nil
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return "", err
 	}
+	prune(cacheDir, now.Add(-keepBuilds))
 	if err := os.MkdirAll(cacheDir, 0o755); err != nil {
 		return "", err
 	}
@@ -69,6 +75,22 @@ func Build(cacheDir string) (string, error) {
 		return "", err
 	}
 	return out, nil
+}
+
+// keepBuilds is for how long a build is kept that nobody asks for: branches are gone back to.
+const keepBuilds = 3 * 24 * time.Hour
+
+// prune removes builds that were used last before then, those beside the folder as well, where
+// earlier versions had them. What cannot be removed stays for the next time.
+func prune(cacheDir string, then time.Time) {
+	for _, pattern := range []string{filepath.Join(cacheDir, "*"), cacheDir + "-*"} {
+		builds, _ := filepath.Glob(pattern)
+		for _, name := range builds {
+			if info, err := os.Lstat(name); err == nil && info.IsDir() && info.ModTime().Before(then) {
+				_ = os.RemoveAll(name)
+			}
+		}
+	}
 }
 
 func compile(dir string) error {
