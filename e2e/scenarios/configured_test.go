@@ -63,13 +63,6 @@ func TestARunningDriverFollowsItsConfigurationInWhatItKillsAndWhereItPlaces(t *t
 	pci := cardsOf(before)
 	t.Cleanup(func() { // when the configuration is the old one again
 		ctx := context.WithoutCancel(ctx)
-		if err := bed.DeletePods(ctx, ns); err != nil {
-			t.Error(err)
-		}
-		// What is taken past the limiter looks like contexts, and is forgotten.
-		if err := bed.ContextsCost(ctx, dynamicNode, 0); err != nil {
-			t.Error(err)
-		}
 		_, err := bed.WaitPublished(patient(t, ctx), dynamicNode, "the cards in PCI order", func(devices []resourcev1.Device) bool {
 			return slices.Equal(cardsOf(devices), pci)
 		})
@@ -77,6 +70,7 @@ func TestARunningDriverFollowsItsConfigurationInWhatItKillsAndWhereItPlaces(t *t
 			t.Error(err)
 		}
 	})
+	forgetContexts(t, ctx)
 	configure(t, ctx, func(config map[string]any) {
 		config["violations"] = map[string]any{"policy": "kill", "after": "1s"}
 		for _, group := range config["nodeGroups"].([]any) {

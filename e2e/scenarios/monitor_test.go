@@ -17,17 +17,25 @@ import (
 // contextsCost makes every context on the node's cards cost that much until the test ends.
 func contextsCost(t *testing.T, ctx context.Context, bytes uint64) {
 	t.Helper()
-	set := func(bytes uint64) {
-		t.Helper()
+	if err := bed.ContextsCost(ctx, dynamicNode, bytes); err != nil {
+		t.Fatal(err)
+	}
+	forgetContexts(t, ctx)
+}
+
+// forgetContexts has the node forget at the end of the test what it learnt of contexts: what is
+// taken past the limiter looks like them.
+func forgetContexts(t *testing.T, ctx context.Context) {
+	t.Helper()
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(ctx)
 		if err := bed.DeletePods(ctx, namespaceOf(t)); err != nil {
 			t.Error(err)
 		}
-		if err := bed.ContextsCost(ctx, dynamicNode, bytes); err != nil {
-			t.Fatal(err)
+		if err := bed.ContextsCost(ctx, dynamicNode, 0); err != nil {
+			t.Error(err)
 		}
-	}
-	set(bytes)
-	t.Cleanup(func() { set(0) })
+	})
 }
 
 // metric returns the value of a share's metric, told by the driver of the dynamic node.
@@ -101,7 +109,7 @@ func TestMemoryTakenPastTheLimiterIsReported(t *testing.T) {
 	create(t, ctx, ns, testbed.Template("slice", testbed.Capacity{Memory: "7Gi"}))
 	// The driver's private tables are a way that no wrapper sees.
 	past := []string{"table:9Gi", "hold"}
-	contextsCost(t, ctx, 0) // what this test takes past the limiter looks like contexts, and is forgotten after it
+	forgetContexts(t, ctx)
 	create(t, ctx, ns, testbed.Pod("past", past, testbed.OnNode(dynamicNode), testbed.WithTemplate("slice")))
 	create(t, ctx, ns, testbed.Pod("fair", untilRefused, testbed.OnNode(dynamicNode), testbed.WithTemplate("slice")))
 	wantMetric(t, ctx, "sluice_share_memory_above_limit_bytes", ns, "past", 2*gib)
