@@ -67,6 +67,11 @@ var modules = []module{
 		manifests: []string{"manifests/base/crds/kubeflow.org_[jptx]*.yaml"},
 	},
 	{
+		folder: "trainer", requires: "github.com/kubeflow/trainer/v2",
+		commands: []string{"github.com/kubeflow/trainer/v2/cmd/trainer-controller-manager"}, ldflags: strip,
+		manifests: []string{"manifests/base/crds/trainer.kubeflow.org_*.yaml", "manifests/base/webhook/manifests.yaml"},
+	},
+	{
 		folder: "mpi-operator", requires: "github.com/kubeflow/mpi-operator",
 		commands: []string{"github.com/kubeflow/mpi-operator/cmd/mpi-operator"}, ldflags: strip,
 		manifests: []string{"manifests/base/kubeflow.org_mpijobs.yaml"},

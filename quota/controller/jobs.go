@@ -39,7 +39,7 @@ func (r *jobReconciler) Reconcile(ctx context.Context, req jobRequest) (ctrl.Res
 	}
 	key := types.NamespacedName{Namespace: req.name.Namespace, Name: workloadName(req.kind.Kind, req.name.Name, fact.uid)}
 	old := r.existing(ctx, key)
-	if fact.queue == "" && old == nil && !held {
+	if fact.queue == "" && old == nil && !held && !fact.ours {
 		return ctrl.Result{}, nil
 	}
 	job := &unstructured.Unstructured{}
@@ -51,6 +51,9 @@ func (r *jobReconciler) Reconcile(ctx context.Context, req jobRequest) (ctrl.Res
 		return ctrl.Result{}, nil
 	}
 	queue := QueueOf(req.kind, job)
+	if queue == "" && req.kind.Made != nil {
+		queue = fact.queue
+	}
 	if old != nil && old.Status.Admission != nil {
 		// Whatever the job looks like by now, it stays in the queue that admitted
 		// it, and it can be stopped.
@@ -63,16 +66,19 @@ func (r *jobReconciler) Reconcile(ctx context.Context, req jobRequest) (ctrl.Res
 			return ctrl.Result{}, ignoreConflict(r.stop(ctx, req.kind, job, old))
 		}
 	}
-	if done, _, _ := req.kind.Done(job); queue == "" && held && !done {
-		return ctrl.Result{}, r.hold(ctx, req.kind, job, old, errNoQueue)
-	}
 	if queue == "" {
-		return ctrl.Result{}, nil
+		return r.withdraw(ctx, req.kind, job, old, held)
 	}
 	if err := req.kind.Check(job); err != nil {
 		return ctrl.Result{}, r.hold(ctx, req.kind, job, old, err)
 	}
 	wl, err := r.workloadOf(ctx, req.kind, job, queue)
+	if errors.Is(err, jobs.ErrNotMade) {
+		if old == nil {
+			return ctrl.Result{}, r.unmade(ctx, req.kind, job)
+		}
+		wl, err = old, nil
+	}
 	switch {
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
 		return ctrl.Result{RequeueAfter: recheck}, nil
@@ -99,14 +105,18 @@ func (r *jobReconciler) follow(ctx context.Context, kind *jobs.Kind, job *unstru
 	case run && suspended && (r.isHalted() || !r.counted(wl)):
 		return ctrl.Result{RequeueAfter: recheck}, nil
 	case run && suspended:
-		why, err := r.outgrows(kind, job, wl, a)
+		sets, err := r.setsOf(ctx, kind, job)
+		if errors.Is(err, jobs.ErrNotMade) {
+			return ctrl.Result{}, nil
+		}
 		if err != nil {
 			return ctrl.Result{}, err
 		}
+		why := r.outgrows(sets, wl, a)
 		if why != "" {
 			return ctrl.Result{}, ignoreConflict(r.again(ctx, job, wl, why))
 		}
-		return ctrl.Result{}, ignoreConflict(r.start(ctx, kind, job, wl, a))
+		return ctrl.Result{}, ignoreConflict(r.start(ctx, kind, job, sets, wl, a))
 	case !run && !suspended:
 		if left, err := r.notice(ctx, wl); left > 0 || err != nil {
 			return ctrl.Result{RequeueAfter: left}, err
@@ -148,7 +158,7 @@ func (r *jobReconciler) restoreNested(ctx context.Context, kind *jobs.Kind, job 
 	if err != nil {
 		return false, err
 	}
-	for _, child := range r.jobsUnder(job.GetUID()) {
+	for _, child := range r.nestedIn(kind, job.GetUID()) {
 		below := &unstructured.Unstructured{}
 		below.SetGroupVersionKind(child.kind.GroupVersionKind())
 		if err := r.live.Get(ctx, child.name, below); err != nil {
@@ -157,15 +167,18 @@ func (r *jobReconciler) restoreNested(ctx context.Context, kind *jobs.Kind, job 
 			}
 			return false, err
 		}
-		if o := metav1.GetControllerOf(below); o == nil || o.UID != job.GetUID() || below.GetDeletionTimestamp() != nil {
+		if o := metav1.GetControllerOf(below); o == nil || o.UID != child.parent || below.GetDeletionTimestamp() != nil {
 			continue
 		}
 		if done, _, _ := child.kind.Done(below); done {
 			continue
 		}
 		changed, err := child.kind.TakeOut(below, PodSetLabel, added)
-		if err != nil || !changed {
+		if err != nil {
 			return false, err
+		}
+		if !changed {
+			continue
 		}
 		if !child.kind.Suspended(below) || child.kind.ActivePods(below) > 0 {
 			return true, nil
@@ -198,7 +211,7 @@ func QueueOf(k *jobs.Kind, job *unstructured.Unstructured) string {
 }
 
 func (r *jobReconciler) workloadOf(ctx context.Context, kind *jobs.Kind, job *unstructured.Unstructured, queue string) (*kueue.Workload, error) {
-	sets, err := kind.PodSets(job)
+	sets, err := r.setsOf(ctx, kind, job)
 	if err != nil {
 		return nil, err
 	}
@@ -221,25 +234,26 @@ func (r *jobReconciler) hold(ctx context.Context, kind *jobs.Kind, job *unstruct
 	if _, run := admitted(wl); run || !kind.CanSuspend() || kind.Suspended(job) {
 		return nil
 	}
-	if err := kind.SetSuspended(job, true); err != nil {
+	return ignoreConflict(r.suspend(ctx, kind, job))
+}
+
+// suspend holds a job back.
+func (r *jobReconciler) suspend(ctx context.Context, kind *jobs.Kind, job *unstructured.Unstructured) error {
+	if err := kind.Hold(job); err != nil {
 		return err
 	}
-	return ignoreConflict(r.client.Update(ctx, job, client.FieldOwner(FieldOwner)))
+	return r.client.Update(ctx, job, client.FieldOwner(FieldOwner))
 }
 
 // outgrows says why the job may not start on what was admitted: its templates,
 // or the claim templates that they name, ask for more now. "" if it may.
-func (r *jobReconciler) outgrows(kind *jobs.Kind, job *unstructured.Unstructured, wl *kueue.Workload, a *kueue.Admission) (string, error) {
-	sets, err := kind.PodSets(job)
-	if err != nil {
-		return "", err
-	}
+func (r *jobReconciler) outgrows(sets []jobs.PodSet, wl *kueue.Workload, a *kueue.Admission) string {
 	for i := range sets {
 		if why := r.outgrown(wl, a, sets[i].Name, sets[i].Count, &sets[i].Template); why != "" {
-			return why, nil
+			return why
 		}
 	}
-	return "", nil
+	return ""
 }
 
 // again gives an admission back that the job has outgrown before it started: it
@@ -261,7 +275,7 @@ func (r *jobReconciler) again(ctx context.Context, job *unstructured.Unstructure
 // start lets the job go: in one update its templates get the flavors' labels
 // and tolerations, the gate and the name of the Workload, so that its pods are
 // born gated even while no webhook runs.
-func (r *jobReconciler) start(ctx context.Context, kind *jobs.Kind, job *unstructured.Unstructured, wl *kueue.Workload, a *kueue.Admission) error {
+func (r *jobReconciler) start(ctx context.Context, kind *jobs.Kind, job *unstructured.Unstructured, sets []jobs.PodSet, wl *kueue.Workload, a *kueue.Admission) error {
 	add := map[string]jobs.Injection{}
 	for i := range a.PodSetAssignments {
 		set := &a.PodSetAssignments[i]
@@ -276,7 +290,13 @@ func (r *jobReconciler) start(ctx context.Context, kind *jobs.Kind, job *unstruc
 			Gates:        []corev1.PodSchedulingGate{{Name: Gate}},
 		}
 	}
-	if err := kind.Start(job, add); err != nil {
+	err := error(nil)
+	if kind.Made != nil {
+		err = kind.StartMade(job, sets, add)
+	} else {
+		err = kind.Start(job, add)
+	}
+	if err != nil {
 		return err
 	}
 	if err := r.client.Update(ctx, job, client.FieldOwner(FieldOwner)); err != nil {
@@ -288,10 +308,7 @@ func (r *jobReconciler) start(ctx context.Context, kind *jobs.Kind, job *unstruc
 
 // stop suspends the job: its controller deletes the pods.
 func (r *jobReconciler) stop(ctx context.Context, kind *jobs.Kind, job *unstructured.Unstructured, wl *kueue.Workload) error {
-	if err := kind.SetSuspended(job, true); err != nil {
-		return err
-	}
-	if err := r.client.Update(ctx, job, client.FieldOwner(FieldOwner)); err != nil {
+	if err := r.suspend(ctx, kind, job); err != nil {
 		return err
 	}
 	r.event(job, corev1.EventTypeNormal, "Suspended", "Suspended: Workload %s is not admitted", wl.Name)

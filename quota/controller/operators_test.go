@@ -144,17 +144,23 @@ func sameTemplates(t *testing.T, want, got *unstructured.Unstructured) {
 	}
 }
 
-// gpuWorld is a world with one card of eight slices, its queue "queue-q" and the
+// gpuWorld is a world with two cards of eight slices each, its queue "queue-q" and the
 // webhook.
 func gpuWorld(t *testing.T, operator string) (w *world, queue string) {
 	t.Helper()
+	return gpuWorldOf(t, "nvidia.com/gpu=4", operator)
+}
+
+// gpuWorldOf is one with another quota, and two cards.
+func gpuWorldOf(t *testing.T, quota string, operators ...string) (w *world, queue string) {
+	t.Helper()
 	w = newWorld(t)
-	if operator != "" {
-		w.StartOperator(t, operator)
+	for _, o := range operators {
+		w.StartOperator(t, o)
 	}
-	w.node(t, "fixed", 1, "80000Mi", "10000Mi", map[string]string{"gpu-type": "a100"})
+	w.node(t, "fixed", 2, "80000Mi", "10000Mi", map[string]string{"gpu-type": "a100"})
 	flavor := w.flavor(t, "a100", map[string]string{"gpu-type": "a100"}, corev1.Toleration{Key: "nvidia.com/gpu", Operator: corev1.TolerationOpExists})
-	queue = w.queue(t, "q", flavor, "nvidia.com/gpu=4")
+	queue = w.queue(t, "q", flavor, quota)
 	c := w.start(t)
 	w.serveWebhook(t, c)
 	return w, queue

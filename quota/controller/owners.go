@@ -21,6 +21,9 @@ type ownerFact struct {
 	parent  types.UID
 	queue   string
 	version uint64
+	// ours says that it carries what an admission added, or that it was suspended
+	// for a queue.
+	ours bool
 }
 
 // jobRequest names a job.
@@ -41,7 +44,7 @@ func (c *core) sawJob(o *unstructured.Unstructured) {
 	}
 	old := c.owners[o.GetUID()]
 	f := &ownerFact{
-		kind: kind, uid: o.GetUID(), version: version(o), queue: QueueOf(kind, o),
+		kind: kind, uid: o.GetUID(), version: version(o), queue: QueueOf(kind, o), ours: jobs.Held(o) || jobs.Started(o),
 		name: types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()},
 	}
 	if old != nil && f.version < old.version {
@@ -54,12 +57,22 @@ func (c *core) sawJob(o *unstructured.Unstructured) {
 		c.unlink(old.parent, old.uid)
 	}
 	c.link(f.parent, f.uid)
+	if f.queue == "" {
+		f.queue = c.queueOfMade(f)
+	}
 	c.owners[f.uid] = f
 	c.jobs[jobRequest{kind, f.name}] = f.uid
 	if old == nil || old.parent != f.parent || old.queue != f.queue {
 		c.rehome(f.uid, 0)
 	}
 	c.tellJob(jobRequest{kind, f.name})
+	if p := c.above(f); p != nil {
+		if p.queue == "" && f.queue != "" {
+			p.queue = f.queue
+			c.rehome(p.uid, 0)
+		}
+		c.tellJob(jobRequest{p.kind, p.name})
+	}
 }
 
 // lostJob takes in that a job is gone. It is remembered while it has members:

@@ -73,6 +73,16 @@ func (s *sources) workload(ctx context.Context, w wanted) (*kueue.Workload, erro
 	if len(members(wl, w.members)) != len(w.members) {
 		changed.OwnerReferences, news = references(w.members), true
 	}
+	if s.newPriority(wl, w) {
+		ref, value, err := s.priorityOf(ctx, w)
+		if err != nil && !apierrors.IsNotFound(err) {
+			return nil, err
+		}
+		// With a class that does not exist it keeps the priority that it has.
+		if err == nil && !equality.Semantic.DeepEqual(wl.Spec.PriorityClassRef, ref) {
+			changed.Spec.PriorityClassRef, changed.Spec.Priority, news = ref, &value, true
+		}
+	}
 	if string(wl.Spec.QueueName) == w.queue && sameSets(wl.Spec.PodSets, w.sets) && !news {
 		return wl, nil
 	}
@@ -154,10 +164,7 @@ func (s *sources) create(ctx context.Context, key types.NamespacedName, w wanted
 		wl.Labels = map[string]string{GroupLabel: w.owner.GetLabels()[GroupLabel]}
 		wl.OwnerReferences = references(w.members)
 	}
-	ref, value, err := s.priority(ctx, w)
-	if apierrors.IsNotFound(err) {
-		s.event(w.owner, corev1.EventTypeWarning, "NotQueued", "Not queued: %s; make the class, or name another", err)
-	}
+	ref, value, err := s.priorityOf(ctx, w)
 	if err != nil {
 		return nil, err
 	}
@@ -195,6 +202,30 @@ func references(pods []*corev1.Pod) []metav1.OwnerReference {
 
 func podReference(p *corev1.Pod) metav1.OwnerReference {
 	return metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: p.Name, UID: p.UID}
+}
+
+// newPriority says whether a waiting Workload's priority may not be the one that
+// its object names: the label names another class, or none any more. What was
+// written into a Workload by hand stays.
+func (s *sources) newPriority(wl *kueue.Workload, w wanted) bool {
+	ref := wl.Spec.PriorityClassRef
+	names := func(kind kueue.PriorityClassKind, name string) bool { return ref != nil && ref.Kind == kind && ref.Name == name }
+	if label := w.owner.GetLabels()[PriorityLabel]; label != "" {
+		return !names(kueue.WorkloadPriorityClassKind, label)
+	}
+	if w.class != "" {
+		return !names(kueue.PodPriorityClassKind, w.class)
+	}
+	return ref != nil
+}
+
+// priorityOf is priority, and tells the user of a class that does not exist.
+func (s *sources) priorityOf(ctx context.Context, w wanted) (*kueue.PriorityClassRef, int32, error) {
+	ref, value, err := s.priority(ctx, w)
+	if apierrors.IsNotFound(err) {
+		s.event(w.owner, corev1.EventTypeWarning, "NotQueued", "Not queued by its priority: %s; make the class, or name another", err)
+	}
+	return ref, value, err
 }
 
 // priority is that of a WorkloadPriorityClass if the label names one, else the

@@ -122,18 +122,32 @@ func (k *Kind) Start(job *unstructured.Unstructured, add map[string]Injection) e
 		if err != nil {
 			return err
 		}
-		before = append(before, original{
-			Name:         p.name,
-			Labels:       maps.Clone(template.Labels),
-			NodeSelector: maps.Clone(template.Spec.NodeSelector),
-			Tolerations:  slices.Clone(template.Spec.Tolerations),
-			Gates:        slices.Clone(template.Spec.SchedulingGates),
-		})
+		before = append(before, originalOf(p.name, template))
 		inject.into(template)
 		if err := p.write(template); err != nil {
 			return err
 		}
 	}
+	if err := keepOriginals(job, before); err != nil {
+		return err
+	}
+	if !k.CanSuspend() {
+		return nil
+	}
+	return k.SetSuspended(job, false)
+}
+
+func originalOf(name string, template *corev1.PodTemplateSpec) original {
+	return original{
+		Name:         name,
+		Labels:       maps.Clone(template.Labels),
+		NodeSelector: maps.Clone(template.Spec.NodeSelector),
+		Tolerations:  slices.Clone(template.Spec.Tolerations),
+		Gates:        slices.Clone(template.Spec.SchedulingGates),
+	}
+}
+
+func keepOriginals(job *unstructured.Unstructured, before []original) error {
 	kept, err := json.Marshal(before)
 	if err != nil {
 		return err
@@ -144,10 +158,13 @@ func (k *Kind) Start(job *unstructured.Unstructured, add map[string]Injection) e
 	}
 	annotations[OriginalAnnotation] = string(kept)
 	job.SetAnnotations(annotations)
-	if !k.CanSuspend() {
-		return nil
-	}
-	return k.SetSuspended(job, false)
+	return nil
+}
+
+func dropOriginals(job *unstructured.Unstructured) {
+	annotations := job.GetAnnotations()
+	delete(annotations, OriginalAnnotation)
+	job.SetAnnotations(annotations)
 }
 
 // Started says whether the templates carry what an admission added.
@@ -160,6 +177,9 @@ func Started(job *unstructured.Unstructured) bool {
 // that an injection does not touch stay as they are now, and all do if the
 // annotation cannot be read.
 func (k *Kind) Restore(job *unstructured.Unstructured) error {
+	if k.Made != nil {
+		return k.restoreMade(job)
+	}
 	before := originals(job)
 	places, err := k.places(job)
 	if err != nil && len(before) > 0 {
@@ -179,14 +199,15 @@ func (k *Kind) Restore(job *unstructured.Unstructured) error {
 			return err
 		}
 	}
-	annotations := job.GetAnnotations()
-	delete(annotations, OriginalAnnotation)
-	job.SetAnnotations(annotations)
+	dropOriginals(job)
 	return nil
 }
 
 // Added is what was put into each set's template by [Kind.Start].
 func (k *Kind) Added(job *unstructured.Unstructured) (map[string]Injection, error) {
+	if k.Made != nil {
+		return k.addedToMade(job), nil
+	}
 	places, err := k.places(job)
 	if err != nil {
 		return nil, err
@@ -202,17 +223,22 @@ func (k *Kind) Added(job *unstructured.Unstructured) (map[string]Injection, erro
 		if err != nil {
 			return nil, err
 		}
-		i := Injection{NodeSelector: map[string]string{}}
-		for key, value := range template.Spec.NodeSelector {
-			if had, ok := o.NodeSelector[key]; !ok || had != value {
-				i.NodeSelector[key] = value
-			}
-		}
-		i.Tolerations = without(template.Spec.Tolerations, o.Tolerations)
-		i.Gates = without(template.Spec.SchedulingGates, o.Gates)
-		added[p.name] = i
+		added[p.name] = o.added(template.Spec)
 	}
 	return added, nil
+}
+
+// added is what a pod spec has that the original had not.
+func (o original) added(now corev1.PodSpec) Injection {
+	i := Injection{NodeSelector: map[string]string{}}
+	for key, value := range now.NodeSelector {
+		if had, ok := o.NodeSelector[key]; !ok || had != value {
+			i.NodeSelector[key] = value
+		}
+	}
+	i.Tolerations = without(now.Tolerations, o.Tolerations)
+	i.Gates = without(now.SchedulingGates, o.Gates)
+	return i
 }
 
 // TakeOut removes from the templates of a job, which was made of another, what

@@ -40,6 +40,10 @@ type Kind struct {
 	// Nested says that it has jobs made of it which keep what was merged into
 	// their templates once: that has to be taken out there too.
 	Nested bool `json:"nested,omitempty"`
+	// Made says that its pods are those of a job that its own controller makes of
+	// it, from templates that are elsewhere; Sets is empty then. Only kinds that
+	// are known without configuration have it.
+	Made *Made `json:"-"`
 }
 
 // Template describes where one set of like pods is, or one for each element of a
@@ -60,6 +64,9 @@ type Template struct {
 	Times []string `json:"times,omitempty"`
 	// Optional says that the template may be missing.
 	Optional bool `json:"optional,omitempty"`
+	// Completions say how much is left to do, for sets that need fewer pods
+	// towards their end; nil for others, and for those of configured kinds.
+	Completions *Completions `json:"-"`
 }
 
 // End is a sign that a job has ended: a condition that is True, or a field that
@@ -117,7 +124,10 @@ func builtIn() []Kind {
 		{
 			Group: "batch", Version: "v1", Kind: "Job", Resource: "jobs",
 			Suspend: "spec.suspend",
-			Sets:    []Template{{Name: "main", Path: "spec.template", Least: []string{"spec.parallelism", "spec.completions"}}},
+			Sets: []Template{{
+				Name: "main", Path: "spec.template", Least: []string{"spec.parallelism", "spec.completions"},
+				Completions: &Completions{Of: "spec.completions", Done: "status.succeeded"},
+			}},
 			Ends:    conditions("Failed", "Complete"),
 			Active:  "status.active",
 		},
@@ -127,6 +137,7 @@ func builtIn() []Kind {
 			Sets: []Template{{
 				Name: "name", Each: "spec.replicatedJobs", Path: "template.spec.template",
 				Least: []string{"template.spec.parallelism", "template.spec.completions"}, Times: []string{"replicas"},
+				Completions: &Completions{Of: "replicas", Each: "status.replicatedJobsStatus", Done: "succeeded"},
 			}},
 			Ends:     conditions("Failed", "Completed"),
 			SetLabel: "jobset.sigs.k8s.io/replicatedjob-name",
@@ -137,6 +148,7 @@ func builtIn() []Kind {
 		kubeflow("XGBoostJob", "xgboostjobs", "xgbReplicaSpecs"),
 		kubeflow("PaddleJob", "paddlejobs", "paddleReplicaSpecs"),
 		kubeflow("JAXJob", "jaxjobs", "jaxReplicaSpecs"),
+		trainJob(),
 		mpi,
 		kubeflow("MPIJob", "mpijobs", "mpiReplicaSpecs"),
 		{

@@ -106,6 +106,9 @@ func (k *Kind) Check(job *unstructured.Unstructured) error {
 			return fmt.Errorf("%s %s must set %s: true, or it could not be suspended", k.Kind, job.GetName(), path)
 		}
 	}
+	if k.Made != nil {
+		return nil
+	}
 	_, err := k.PodSets(job)
 	return err
 }
@@ -192,17 +195,22 @@ func (p place) where() string {
 
 // count is the number of pods, at least 0 and at most what an int32 holds.
 func (p place) count() int32 {
-	n, any := int64(1), false
-	for _, path := range p.at.Least {
-		if v, found, err := unstructured.NestedInt64(p.in, fields(path)...); err == nil && found && (!any || v < n) {
-			n, any = v, true
-		}
-	}
-	n = min(max(n, 0), math.MaxInt32)
+	n := p.least()
 	for _, path := range p.at.Times {
 		if v, found, err := unstructured.NestedInt64(p.in, fields(path)...); err == nil && found {
 			n = min(n*min(max(v, 0), math.MaxInt32), math.MaxInt32)
 		}
 	}
 	return int32(n)
+}
+
+// least is the least of the counts, 1 if there is none.
+func (p place) least() int64 {
+	n, any := int64(1), false
+	for _, path := range p.at.Least {
+		if v, found, err := unstructured.NestedInt64(p.in, fields(path)...); err == nil && found && (!any || v < n) {
+			n, any = v, true
+		}
+	}
+	return min(max(n, 0), math.MaxInt32)
 }

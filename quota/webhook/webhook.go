@@ -148,17 +148,22 @@ func suspendJobs(known Jobs) admission.HandlerFunc {
 			} else if !kind.CanSuspend() || kind.Suspended(u) {
 				return admission.Allowed("")
 			} else {
-				return admission.Patched("", addDeep(u, true, kind.SuspendPath())...)
+				return admission.Patched("", holdBack(kind, u)...)
 			}
 		}
 		if err := kind.Check(u); err != nil {
 			return admission.Denied("it names a queue, but cannot be governed: " + err.Error())
 		}
 		if kind.CanSuspend() && !kind.Suspended(u) {
-			patch = append(patch, addDeep(u, true, kind.SuspendPath())...)
+			patch = append(patch, holdBack(kind, u)...)
 		}
 		return admission.Patched("", patch...)
 	}
+}
+
+// holdBack suspends a job, and notes that it was not its user who did.
+func holdBack(kind *jobs.Kind, u *unstructured.Unstructured) []jsonpatch.JsonPatchOperation {
+	return append(addDeep(u, true, kind.SuspendPath()), addDeep(u, "true", []string{"metadata", "annotations", jobs.HeldAnnotation})...)
 }
 
 // claims puts tickets on claims that the scheduler makes for extended resources,

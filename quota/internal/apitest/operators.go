@@ -33,6 +33,8 @@ const (
 	TrainingOperator = "training-operator"
 	MPIOperator      = "mpi-operator"
 	RayOperator      = "ray-operator"
+	Trainer          = "trainer"
+	Volcano          = "volcano"
 )
 
 var operators struct {
@@ -109,6 +111,10 @@ func (s *Server) startOperator(ctx context.Context, name string) error {
 		return s.startTraining(ctx, kubeconfig, health, ports[1])
 	case MPIOperator:
 		return s.startMPI(ctx, kubeconfig)
+	case Trainer:
+		return s.startTrainer(ctx, kubeconfig, health, ports[1])
+	case Volcano:
+		return s.startVolcano(ctx, kubeconfig, health)
 	case RayOperator:
 		if err := s.runWith(name, []string{"KUBECONFIG=" + kubeconfig}, "--enable-leader-election=false", "--metrics-addr", "0", "--health-probe-bind-address", health); err != nil {
 			return err

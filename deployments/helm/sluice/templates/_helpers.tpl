@@ -33,6 +33,7 @@ app.kubernetes.io/component: {{ .component }}
 - {group: kubeflow.org, versions: [v1], resource: xgboostjobs, kind: XGBoostJob, suspend: spec.runPolicy.suspend, sets: [{each: spec.xgbReplicaSpecs, path: template}]}
 - {group: kubeflow.org, versions: [v1], resource: paddlejobs, kind: PaddleJob, suspend: spec.runPolicy.suspend, sets: [{each: spec.paddleReplicaSpecs, path: template}]}
 - {group: kubeflow.org, versions: [v1], resource: jaxjobs, kind: JAXJob, suspend: spec.runPolicy.suspend, sets: [{each: spec.jaxReplicaSpecs, path: template}]}
+- {group: trainer.kubeflow.org, versions: [v1alpha1], resource: trainjobs, kind: TrainJob, suspend: spec.suspend, sets: []}
 - {group: kubeflow.org, versions: [v2beta1, v1], resource: mpijobs, kind: MPIJob, suspend: spec.runPolicy.suspend, sets: [{each: spec.mpiReplicaSpecs, path: template}]}
 - {group: ray.io, versions: [v1], resource: rayjobs, kind: RayJob, suspend: spec.suspend, sets: [{path: spec.rayClusterSpec.headGroupSpec.template}, {each: spec.rayClusterSpec.workerGroupSpecs, path: template}, {path: spec.submitterPodTemplate}]}
 - {group: ray.io, versions: [v1], resource: rayclusters, kind: RayCluster, suspend: spec.suspend, sets: [{path: spec.headGroupSpec.template}, {each: spec.workerGroupSpecs, path: template}]}

@@ -1,0 +1,63 @@
+package jobs
+
+import (
+	"math"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// Completions say how much of a set's work is left.
+type Completions struct {
+	// Of is the path of how many completions there are to be, in an element where
+	// the set is one of several. One completion is that of a pod, or, where the
+	// number of pods is multiplied, of as many pods as are multiplied.
+	Of string
+	// Each is the path of a list with one element for each set, by its name; empty
+	// if there is one set.
+	Each string
+	// Done is the path of how many there are, in such an element.
+	Done string
+}
+
+// Left is how many pods each set can still need at the most, for the sets of which
+// that can be told.
+func (k *Kind) Left(job *unstructured.Unstructured) map[string]int32 {
+	places, err := k.places(job)
+	if err != nil {
+		return nil
+	}
+	left := map[string]int32{}
+	for _, p := range places {
+		c := p.at.Completions
+		if c == nil {
+			continue
+		}
+		of, found, err := unstructured.NestedInt64(p.in, fields(c.Of)...)
+		if err != nil || !found {
+			continue
+		}
+		unit := int64(1)
+		if len(p.at.Times) > 0 {
+			unit = p.least()
+		}
+		rest := min(max(of-max(c.done(job, p.name), 0), 0), math.MaxInt32)
+		left[p.name] = int32(min(rest*unit, math.MaxInt32))
+	}
+	return left
+}
+
+func (c *Completions) done(job *unstructured.Unstructured, set string) int64 {
+	if c.Each == "" {
+		n, _, _ := unstructured.NestedInt64(job.Object, fields(c.Done)...)
+		return n
+	}
+	all, _, _ := unstructured.NestedSlice(job.Object, fields(c.Each)...)
+	for _, e := range all {
+		m, _ := e.(map[string]any)
+		if m["name"] == set {
+			n, _, _ := unstructured.NestedInt64(m, fields(c.Done)...)
+			return n
+		}
+	}
+	return 0
+}
