@@ -81,6 +81,14 @@ var modules = []module{
 		commands: []string{"github.com/ray-project/kuberay/ray-operator"}, ldflags: strip,
 		manifests: []string{"config/crd/bases/ray.io_rayclusters.yaml", "config/crd/bases/ray.io_rayjobs.yaml", "config/crd/bases/ray.io_rayservices.yaml"},
 	},
+	{
+		folder: "volcano", requires: "volcano.sh/volcano",
+		commands: []string{"volcano.sh/volcano/cmd/controller-manager"}, ldflags: strip,
+		manifests: []string{
+			"installer/helm/chart/volcano/crd/bases/batch.volcano.sh_jobs.yaml", "installer/helm/chart/volcano/crd/bases/bus.volcano.sh_commands.yaml",
+			"installer/helm/chart/volcano/crd/bases/scheduling.volcano.sh_podgroups.yaml", "installer/helm/chart/volcano/crd/bases/scheduling.volcano.sh_queues.yaml",
+		},
+	},
 }
 
 // Manifests is the folder in the cache with the manifests of one of the modules below e2e/binaries,

@@ -77,6 +77,7 @@ func (c *core) afford(wl *kueue.Workload, a *kueue.Admission, set string, ask cl
 		// Tickets that are not known yet would not be counted.
 		return pricing.Price{}, errWait
 	}
+	a = c.kept(c.works[workloadID(wl.Namespace, wl.Name)], a)
 	given := setOf(a, set)
 	flavor := c.deviceFlavor(given)
 	if flavor == "" {

@@ -132,6 +132,9 @@ type work struct {
 	// admit and evict are decisions that are not written yet.
 	admit *engine.Admit
 	evict *engine.Evict
+	// giving is how many pods of each set it does without, which its status may not
+	// show yet.
+	giving map[string]int32
 	// reasonAt is when the numbers in its reason to wait were last refreshed.
 	reasonAt time.Time
 }

@@ -97,7 +97,7 @@ func (c *core) reserve(w *work) bool {
 		w.placed = true
 		return true
 	}
-	rest := translate.Assignment(a)
+	rest := translate.Assignment(c.kept(w, a))
 	for i := range rest.PodSets {
 		set := &rest.PodSets[i]
 		c.trimSet(w, set)

@@ -182,6 +182,9 @@ func (c *core) sawWorkload(o *kueue.Workload) {
 	before := w.object
 	w.object, w.lost, w.late = o, false, false
 	c.noteForeign(w, before)
+	if o.Status.Admission == nil {
+		w.giving = nil
+	}
 	c.tell(id)
 	c.followRelease(w, before)
 	c.sharedAdmitted(before, o)

@@ -124,6 +124,12 @@ func (r *jobReconciler) follow(ctx context.Context, kind *jobs.Kind, job *unstru
 		return ctrl.Result{}, ignoreConflict(r.stop(ctx, kind, job, wl))
 	case !run && jobs.Started(job):
 		return r.restore(ctx, kind, job)
+	case run:
+		again, err := r.reclaim(ctx, kind, job, wl)
+		if again {
+			return ctrl.Result{RequeueAfter: recheck}, err
+		}
+		return ctrl.Result{}, err
 	}
 	return ctrl.Result{}, nil
 }
@@ -292,7 +298,7 @@ func (r *jobReconciler) start(ctx context.Context, kind *jobs.Kind, job *unstruc
 	}
 	err := error(nil)
 	if kind.Made != nil {
-		err = kind.StartMade(job, sets, add)
+		err = kind.StartMade(job, sets, add, r.now())
 	} else {
 		err = kind.Start(job, add)
 	}

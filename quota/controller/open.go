@@ -263,7 +263,7 @@ func (r *podReconciler) placePod(pod *corev1.Pod, wl *kueue.Workload, a *kueue.A
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	id := workloadID(wl.Namespace, wl.Name)
-	given := engineSet(a, set)
+	given := engineSet(r.kept(r.works[id], a), set)
 	if given == nil || !r.entitled(id, wl, set, pod.UID, given.Count) {
 		return "", errWait
 	}

@@ -155,7 +155,7 @@ func (c *core) trim(f *podFact) {
 	if a == nil {
 		return
 	}
-	if given := engineSet(a, f.set); given != nil {
+	if given := engineSet(c.kept(w, a), f.set); given != nil {
 		c.trimSet(w, given)
 	}
 }

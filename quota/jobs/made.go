@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -69,6 +70,10 @@ func (k *Kind) MadeSets(job, made *unstructured.Unstructured, of *Kind) ([]PodSe
 // patch is an element of the list of patches, as far as it is written here.
 type patch struct {
 	Manager string `json:"manager"`
+	// Time is when it was written. A webhook of the trainer writes it where it is
+	// missing, and in doing so numbers of the job as texts, which others of its
+	// rules take for changes of fields that must not change.
+	Time    string `json:"time"`
 	Runtime struct {
 		Template struct {
 			Metadata struct {
@@ -102,9 +107,9 @@ type podPatch struct {
 }
 
 // StartMade lets a job go whose pods are those of another, of which MadeSets has
-// read the sets, with what its admission adds to each.
-func (k *Kind) StartMade(job *unstructured.Unstructured, sets []PodSet, add map[string]Injection) error {
-	p := patch{Manager: PatchManager}
+// read the sets, with what its admission adds to each, at a time.
+func (k *Kind) StartMade(job *unstructured.Unstructured, sets []PodSet, add map[string]Injection, now time.Time) error {
+	p := patch{Manager: PatchManager, Time: now.UTC().Format(time.RFC3339)}
 	p.Runtime.Template.Metadata.Annotations = map[string]string{PatchedAnnotation: "true"}
 	var before []original
 	for _, s := range sets {
@@ -191,4 +196,3 @@ func trainJob() Kind {
 		Nested:   true,
 	}
 }
-

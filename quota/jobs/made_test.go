@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -37,7 +38,7 @@ func TestATrainJobIsAdmittedThroughAPatchOfItsJobSet(t *testing.T) {
 	if err != nil || len(sets) != 1 || sets[0].Name != "node" || sets[0].Count != 2 {
 		t.Fatalf("%v, %v", sets, err)
 	}
-	if err := k.StartMade(j, sets, nodeFlavor); err != nil {
+	if err := k.StartMade(j, sets, nodeFlavor, time.Unix(0, 0)); err != nil {
 		t.Fatal(err)
 	}
 	if k.Suspended(j) || !Started(j) {
@@ -49,7 +50,7 @@ func TestATrainJobIsAdmittedThroughAPatchOfItsJobSet(t *testing.T) {
 		t.Fatal(err)
 	}
 	const want = `[{"manager":"me.example.com/x","trainingRuntimeSpec":{"template":{}}},` +
-		`{"manager":"quota.sluice.dev/admission","trainingRuntimeSpec":{"template":{"metadata":{"annotations":{"quota.sluice.dev/patched":"true"}},` +
+		`{"manager":"quota.sluice.dev/admission","time":"1970-01-01T00:00:00Z","trainingRuntimeSpec":{"template":{"metadata":{"annotations":{"quota.sluice.dev/patched":"true"}},` +
 		`"spec":{"replicatedJobs":[{"name":"node","template":{"spec":{"template":{"metadata":{"labels":{"set":"node"}},` +
 		`"spec":{"nodeSelector":{"gpu-type":"a100"},"schedulingGates":[{"name":"gate"}],"tolerations":[{"key":"mine","operator":"Exists"},{"key":"nvidia.com/gpu","operator":"Exists"}]}}}}}]}}}}]`
 	if diff := cmp.Diff(want, string(text)); diff != "" {
@@ -81,7 +82,7 @@ func TestAJobSetThatLagsBehindItsTrainJobIsNotRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := k.StartMade(j, sets, nodeFlavor); err != nil {
+	if err := k.StartMade(j, sets, nodeFlavor, time.Unix(0, 0)); err != nil {
 		t.Fatal(err)
 	}
 	// The trainer has followed: what was added is not shown as the user's.

@@ -81,3 +81,23 @@ Sets of pods are elements of a list or values of a map.
   resources: [{{ .resource }}{{ if $.status }}, {{ .resource }}/status{{ end }}]
 {{- end }}
 {{- end }}
+
+{{/* Says in CEL whether a job of any kind, oldObject, is suspended. */}}
+{{- define "sluice.suspended" -}}
+{{- $paths := list }}
+{{- range include "sluice.jobKinds" . | fromYamlArray }}{{ if .suspend }}{{ $paths = append $paths .suspend }}{{ end }}{{ end }}
+{{- $all := list }}
+{{- range $paths | uniq }}
+{{- $at := "oldObject" }}{{ $one := list }}
+{{- range splitList "." . }}{{ $at = printf "%s.%s" $at . }}{{ $one = append $one (printf "has(%s)" $at) }}{{ end }}
+{{- $all = append $all (printf "(%s)" (join " && " (append $one $at))) }}
+{{- end }}
+{{- join " || " $all }}
+{{- end }}
+
+{{/* Says in CEL whether jobs of the request's kind can be suspended. */}}
+{{- define "sluice.suspendable" -}}
+{{- $all := list }}
+{{- range include "sluice.jobKinds" . | fromYamlArray }}{{ if not .suspend }}{{ $all = append $all (printf "(request.kind.group == '%s' && request.kind.kind == '%s')" .group .kind) }}{{ end }}{{ end }}
+{{- if $all }}!({{ join " || " $all }}){{ else }}true{{ end }}
+{{- end }}
