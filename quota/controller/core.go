@@ -135,6 +135,8 @@ type work struct {
 	// giving is how many pods of each set it does without, which its status may not
 	// show yet.
 	giving map[string]int32
+	// beyond are pods whose users know that they are more than were admitted.
+	beyond map[types.UID]struct{}
 	// reasonAt is when the numbers in its reason to wait were last refreshed.
 	reasonAt time.Time
 }

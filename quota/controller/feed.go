@@ -55,7 +55,11 @@ func (c *core) saw(object any) {
 		c.checks[o.Name] = o
 		c.checkChanged(o.Name)
 	case *corev1.Namespace:
+		before := c.unnamed.holds(o.Name)
 		c.unnamed.namespaces[o.Name] = o.Labels
+		if c.unnamed.holds(o.Name) != before {
+			c.unnamedChanged(o.Name)
+		}
 		c.engine.Apply(engine.NamespaceChanged{Name: o.Name, Labels: o.Labels})
 	case *corev1.Node:
 		c.sawNode(o)
@@ -183,7 +187,7 @@ func (c *core) sawWorkload(o *kueue.Workload) {
 	w.object, w.lost, w.late = o, false, false
 	c.noteForeign(w, before)
 	if o.Status.Admission == nil {
-		w.giving = nil
+		w.giving, w.beyond = nil, nil
 	}
 	c.tell(id)
 	c.followRelease(w, before)

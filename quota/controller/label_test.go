@@ -33,7 +33,7 @@ func (w *world) label(t *testing.T, o client.Object, key, value string) error {
 // withdrawn waits until a job has no Workload and is suspended or not.
 func (w *world) withdrawn(t *testing.T, j *batchv1.Job, suspended bool) {
 	t.Helper()
-	apitest.Eventually(t, 90*time.Second, j.Name+" withdrawn", func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, j.Name+" withdrawn", func(ctx context.Context) error {
 		if wl, err := w.workloadOf(ctx, j); err == nil {
 			return fmt.Errorf("it has Workload %s", wl.Name)
 		}
@@ -106,7 +106,7 @@ func TestAChangedPriorityClassChangesTheOrder(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = w.client.Delete(context.Background(), urgent) })
-	w.start(t)
+	w.serveWebhook(t, w.start(t))
 	older, newer, third := job("older", "queue-q", 1, "1"), job("newer", "queue-q", 1, "1"), job("third", "queue-q", 1, "1")
 	for _, j := range []*batchv1.Job{older, newer, third} {
 		w.create(t, j)

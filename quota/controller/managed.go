@@ -3,10 +3,16 @@ package controller
 import (
 	"context"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/sluice-gpu/sluice/quota/config"
+	"github.com/sluice-gpu/sluice/quota/hami"
+	"github.com/sluice-gpu/sluice/quota/jobs"
+	"github.com/sluice-gpu/sluice/quota/pricing"
 )
 
 // DefaultQueue is the LocalQueue of jobs that name none, where the configuration
@@ -37,8 +43,22 @@ func (u *unnamed) holds(namespace string) bool {
 	return u.held && known && u.in.Matches(set)
 }
 
-// Unnamed is what the webhook does with a job that names no queue: the queue that
-// it puts it into, "" for none, and whether it suspends it.
+// unnamedChanged looks again at what names no queue in a namespace.
+func (c *core) unnamedChanged(namespace string) {
+	for _, f := range c.owners {
+		if f.name.Namespace == namespace && f.queue == "" {
+			c.tellJob(jobRequest{f.kind, f.name})
+		}
+	}
+	for _, p := range c.pods {
+		if p.name.Namespace == namespace && p.workload == "" && p.gated {
+			c.tellPod(p.name)
+		}
+	}
+}
+
+// Unnamed is what the webhook does with a job or pod that names no queue: the
+// queue that it puts it into, "" for none, and whether it holds it back.
 func (c *Controller) Unnamed(ctx context.Context, namespace string) (queue string, suspend bool) {
 	c.core.mu.Lock()
 	u := &c.core.unnamed
@@ -49,4 +69,50 @@ func (c *Controller) Unnamed(ctx context.Context, namespace string) (queue strin
 		return DefaultQueue, true
 	}
 	return "", suspend
+}
+
+// AsksDevices says whether a pod asks for devices that are made or found for it
+// alone, and may cost quota. Claims that it shares with others are governed by
+// themselves.
+func (c *Controller) AsksDevices(pod *corev1.Pod, namespace string) bool {
+	if hami.Asked(&pod.Spec) {
+		return true
+	}
+	c.core.mu.Lock()
+	defer c.core.mu.Unlock()
+	if extended, _ := pricing.ExtendedResources(&pod.Spec, c.core.fit.Classes()); extended != nil {
+		return true
+	}
+	for _, ref := range pod.Spec.ResourceClaims {
+		if ref.ResourceClaimTemplateName == nil {
+			continue
+		}
+		// One that is not known is about to be.
+		t := c.core.templates[types.NamespacedName{Namespace: namespace, Name: *ref.ResourceClaimTemplateName}]
+		if t == nil || c.core.costs(&t.Spec.Spec.Devices) {
+			return true
+		}
+	}
+	return false
+}
+
+// unqueued looks after a pod without a queue that waits at the gate: it is told
+// so, and let go when it need not name one any more.
+func (r *podReconciler) unqueued(ctx context.Context, pod *corev1.Pod) error {
+	if pod.Annotations[jobs.HeldAnnotation] == "" || !HasGate(pod) || pod.DeletionTimestamp != nil {
+		return nil
+	}
+	r.mu.Lock()
+	_, known := r.unnamed.namespaces[pod.Namespace]
+	held := r.unnamed.holds(pod.Namespace)
+	r.mu.Unlock()
+	if held || !known {
+		r.event(pod, corev1.EventTypeWarning, "NotGoverned", "Not admitted: %s", errNoQueue)
+		return nil
+	}
+	before := pod.DeepCopy()
+	pod = pod.DeepCopy()
+	removeGate(pod)
+	delete(pod.Annotations, jobs.HeldAnnotation)
+	return client.IgnoreNotFound(r.client.Patch(ctx, pod, client.MergeFrom(before), client.FieldOwner(FieldOwner)))
 }

@@ -197,7 +197,7 @@ func (r *podReconciler) ungate(pod *corev1.Pod, wl *kueue.Workload, given *kueue
 	for k, v := range more.Annotations {
 		metav1.SetMetaDataAnnotation(&pod.ObjectMeta, k, v)
 	}
-	pod.Spec.SchedulingGates = slices.DeleteFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool { return g.Name == Gate })
+	removeGate(pod)
 	if len(labels) > 0 {
 		pod.Spec.NodeSelector = maps.Clone(pod.Spec.NodeSelector)
 		if pod.Spec.NodeSelector == nil {
@@ -211,6 +211,11 @@ func (r *podReconciler) ungate(pod *corev1.Pod, wl *kueue.Workload, given *kueue
 		metav1.SetMetaDataLabel(&pod.ObjectMeta, PodSetLabel, string(given.Name))
 	}
 	return nil
+}
+
+// removeGate opens the gate of a pod in memory.
+func removeGate(pod *corev1.Pod) {
+	pod.Spec.SchedulingGates = slices.DeleteFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool { return g.Name == Gate })
 }
 
 // claimsOf returns the claims that were made for the pod alone. errWait if some
@@ -248,8 +253,13 @@ func (r *podReconciler) claimsOf(ctx context.Context, pod *corev1.Pod) ([]*resou
 func (c *core) pays(claim *resourceapi.ResourceClaim) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	return c.costs(&claim.Spec.Devices)
+}
+
+// costs says whether a request asks for anything that a budget knows.
+func (c *core) costs(devices *resourceapi.DeviceClaim) bool {
 	for name := range c.flavors {
-		p, err := c.price(name, []resourceapi.DeviceClaim{claim.Spec.Devices})
+		p, err := c.price(name, []resourceapi.DeviceClaim{*devices})
 		if err != nil || !p.IsZero() {
 			return true
 		}
@@ -264,8 +274,11 @@ func (r *podReconciler) placePod(pod *corev1.Pod, wl *kueue.Workload, a *kueue.A
 	defer r.mu.Unlock()
 	id := workloadID(wl.Namespace, wl.Name)
 	given := engineSet(r.kept(r.works[id], a), set)
-	if given == nil || !r.entitled(id, wl, set, pod.UID, given.Count) {
+	if given == nil {
 		return "", errWait
+	}
+	if !r.entitled(id, wl, set, pod.UID, given.Count) {
+		return "", r.beyond(id, wl, set, pod.UID, given.Count)
 	}
 	r.refit(id)
 	return r.place(id, set, pod.UID)

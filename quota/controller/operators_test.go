@@ -18,6 +18,7 @@ import (
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 	"sigs.k8s.io/yaml"
 
+	"github.com/sluice-gpu/sluice/quota/controller"
 	"github.com/sluice-gpu/sluice/quota/internal/apitest"
 	"github.com/sluice-gpu/sluice/quota/jobs"
 )
@@ -411,7 +412,57 @@ spec:
 		}
 		return nil
 	})
-	time.Sleep(2 * time.Second)
+	const says = "1 pods of set \"gpu\" were admitted and are there"
+	w.hearsOnce(t, "RayCluster", "cluster", "NotAdmitted", says)
+	told := 0
+	for _, p := range w.podsOf(t, t.Context(), "cluster") {
+		if controller.HasGate(&p) {
+			w.hearsOnce(t, "Pod", p.Name, "NotAdmitted", says)
+			told++
+		}
+	}
+	if told != 2 {
+		t.Errorf("%d pods at their gates", told)
+	}
 	w.allBound(t, "cluster", 2)
 	w.usage(t, queue, "nvidia.com/gpu=2")
+	// Suspended, it is admitted as it is now.
+	if err := w.client.Patch(t.Context(), j.DeepCopy(), client.RawPatch("application/json-patch+json", []byte(`[{"op":"add","path":"/spec/suspend","value":true}]`))); err != nil {
+		t.Fatal(err)
+	}
+	w.vanish(t, "cluster")
+	w.allBound(t, "cluster", 4)
+	w.usage(t, queue, "nvidia.com/gpu=4")
+}
+
+// hearsOnce waits until an object was told something, and sees that it was told it
+// once.
+func (w *world) hearsOnce(t *testing.T, kind, name, reason, says string) {
+	t.Helper()
+	w.hearsAny(t, kind, name, reason, says)
+	if err := w.heard(t.Context(), kind, name, reason, says, 2); err == nil {
+		t.Errorf("%s %s is told more than once: %s", kind, name, says)
+	}
+}
+
+// heard says whether an object was told something so many times.
+func (w *world) heard(ctx context.Context, kind, name, reason, says string, times int) error {
+	var events corev1.EventList
+	if err := w.client.List(ctx, &events, client.InNamespace(w.ns)); err != nil {
+		return err
+	}
+	heard := 0
+	for _, e := range events.Items {
+		if e.InvolvedObject.Kind != kind || e.InvolvedObject.Name != name || e.Reason != reason || !strings.Contains(e.Message, says) {
+			continue
+		}
+		heard++
+		if e.Series != nil {
+			heard += int(e.Series.Count)
+		}
+	}
+	if heard < times {
+		return fmt.Errorf("told %d times, of %d events", heard, len(events.Items))
+	}
+	return nil
 }

@@ -41,7 +41,7 @@ func (r *podReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 	}
 	m := r.member(pod)
 	if m.workload == "" {
-		return ctrl.Result{}, nil
+		return ctrl.Result{}, ignoreConflict(r.unqueued(ctx, pod))
 	}
 	if r.outOfReach(pod) {
 		return ctrl.Result{}, r.refuse(ctx, pod, m)
@@ -78,8 +78,12 @@ func (r *podReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 		return ctrl.Result{}, nil
 	}
 	var over *overError
+	var beyond *beyondError
 	switch err := r.open(ctx, pod, wl, a, m.set); {
 	case errors.Is(err, errWait):
+		return ctrl.Result{RequeueAfter: recheck}, nil
+	case errors.As(err, &beyond):
+		r.tellBeyond(pod, wl, beyond)
 		return ctrl.Result{RequeueAfter: recheck}, nil
 	case errors.As(err, new(*noRoomError)):
 		r.metrics.noRoom.WithLabelValues(string(a.ClusterQueue)).Inc()

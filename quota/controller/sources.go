@@ -209,7 +209,9 @@ func podReference(p *corev1.Pod) metav1.OwnerReference {
 // written into a Workload by hand stays.
 func (s *sources) newPriority(wl *kueue.Workload, w wanted) bool {
 	ref := wl.Spec.PriorityClassRef
-	names := func(kind kueue.PriorityClassKind, name string) bool { return ref != nil && ref.Kind == kind && ref.Name == name }
+	names := func(kind kueue.PriorityClassKind, name string) bool {
+		return ref != nil && ref.Kind == kind && ref.Name == name
+	}
 	if label := w.owner.GetLabels()[PriorityLabel]; label != "" {
 		return !names(kueue.WorkloadPriorityClassKind, label)
 	}

@@ -44,7 +44,7 @@ spec:
 // flavor in its templates.
 func (w *world) flavorless(t *testing.T, version, kind string, templates func(*unstructured.Unstructured) []map[string]any) {
 	t.Helper()
-	apitest.Eventually(t, 90*time.Second, kind+"s without a flavor", func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, kind+"s without a flavor", func(ctx context.Context) error {
 		all := &unstructured.UnstructuredList{}
 		all.SetAPIVersion(version)
 		all.SetKind(kind + "List")

@@ -20,7 +20,7 @@ import (
 // does when its own queue has the capacity.
 func (w *world) enqueue(t *testing.T) {
 	t.Helper()
-	apitest.Eventually(t, 90*time.Second, "group of pods in Volcano's queue", func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "group of pods in Volcano's queue", func(ctx context.Context) error {
 		groups := &unstructured.UnstructuredList{}
 		groups.SetAPIVersion("scheduling.volcano.sh/v1beta1")
 		groups.SetKind("PodGroupList")
@@ -44,7 +44,7 @@ func (w *world) enqueue(t *testing.T) {
 func (w *world) open(t *testing.T, app string, want int) []corev1.Pod {
 	t.Helper()
 	var all []corev1.Pod
-	apitest.Eventually(t, 90*time.Second, fmt.Sprintf("%d pods of %s open", want, app), func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, fmt.Sprintf("%d pods of %s open", want, app), func(ctx context.Context) error {
 		all = nil
 		pods := w.podsOf(t, ctx, app)
 		for _, p := range pods {
@@ -64,6 +64,11 @@ func (w *world) open(t *testing.T, app string, want int) []corev1.Pod {
 // gated, go to Volcano's scheduler with their tickets, and are deleted on eviction.
 func TestAVolcanoJobIsGovernedThroughItsPods(t *testing.T) {
 	w, queue := gpuWorldOf(t, "nvidia.com/gpu=1", apitest.Volcano)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("Volcano: %s", w.Log("controller-manager"))
+		}
+	})
 	w.template(t, "slice", "", "")
 	pods := `{metadata: {labels: {app: sim}}, spec: {terminationGracePeriodSeconds: 1, restartPolicy: Never, resourceClaims: [{name: gpu, resourceClaimTemplateName: slice}], containers: [{name: c, image: i, resources: {claims: [{name: gpu}]}}]}}`
 	j := w.object(t, `
@@ -81,7 +86,7 @@ spec:
 `)
 	w.enqueue(t)
 	w.waits(t, j, "nvidia.com/gpu")
-	apitest.Eventually(t, 90*time.Second, "pods behind gates", func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "pods behind gates", func(ctx context.Context) error {
 		all := w.podsOf(t, ctx, "sim")
 		for _, p := range all {
 			if !controller.HasGate(&p) {
@@ -124,7 +129,7 @@ spec:
 	ticketed()
 
 	w.stopQueue(t, queue, kueue.HoldAndDrain)
-	apitest.Eventually(t, 90*time.Second, "open pods deleted, others in their place", func(ctx context.Context) error {
+	apitest.Eventually(t, apitest.Patience, "open pods deleted, others in their place", func(ctx context.Context) error {
 		gated := 0
 		for _, p := range w.podsOf(t, ctx, "sim") {
 			if controller.HasGate(&p) {

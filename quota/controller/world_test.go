@@ -250,7 +250,8 @@ type hook struct {
 	remove func()
 }
 
-func (w *world) serveWebhook(t *testing.T, c *controller.Controller) {
+// serveWebhook serves it as the chart has it with these values.
+func (w *world) serveWebhook(t *testing.T, c *controller.Controller, set ...string) {
 	t.Helper()
 	mux := http.NewServeMux()
 	for path, h := range webhook.Handlers(c, []string{"system:kube-scheduler"}) {
@@ -259,7 +260,7 @@ func (w *world) serveWebhook(t *testing.T, c *controller.Controller) {
 	server := httptest.NewTLSServer(mux)
 	authority := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
 	cfg := &admissionregistrationv1.MutatingWebhookConfiguration{}
-	if err := yaml.Unmarshal(bytes.TrimPrefix(apitest.Render(t, []string{"quota-webhook.yaml"}), []byte("---\n")), cfg); err != nil {
+	if err := yaml.Unmarshal(bytes.TrimPrefix(apitest.Render(t, []string{"quota-webhook.yaml"}, set...), []byte("---\n")), cfg); err != nil {
 		t.Fatal(err)
 	}
 	for i := range cfg.Webhooks {

@@ -128,8 +128,8 @@ func builtIn() []Kind {
 				Name: "main", Path: "spec.template", Least: []string{"spec.parallelism", "spec.completions"},
 				Completions: &Completions{Of: "spec.completions", Done: "status.succeeded"},
 			}},
-			Ends:    conditions("Failed", "Complete"),
-			Active:  "status.active",
+			Ends:   conditions("Failed", "Complete"),
+			Active: "status.active",
 		},
 		{
 			Group: "jobset.x-k8s.io", Version: "v1alpha2", Kind: "JobSet", Resource: "jobsets",

@@ -58,6 +58,9 @@ type Jobs interface {
 	// Unnamed says what becomes of a job that names no queue: the one that it is
 	// put into, "" for none, and whether it is suspended.
 	Unnamed(ctx context.Context, namespace string) (queue string, suspend bool)
+	// AsksDevices says whether a pod asks for devices that are made or found for it
+	// alone, and may cost quota.
+	AsksDevices(pod *corev1.Pod, namespace string) bool
 }
 
 // Backend is what the handlers ask of the controller.
@@ -87,7 +90,7 @@ func Handlers(backend Backend, schedulerUsers []string) map[string]http.Handler 
 // be suspended. One that names its node already cannot be gated: it will be
 // adopted.
 func gatePods(known Jobs) admission.HandlerFunc {
-	return func(_ context.Context, req admission.Request) admission.Response {
+	return func(ctx context.Context, req admission.Request) admission.Response {
 		if req.Operation != admissionv1.Create {
 			return admission.Allowed("")
 		}
@@ -95,15 +98,48 @@ func gatePods(known Jobs) admission.HandlerFunc {
 		if err := json.Unmarshal(req.Object.Raw, p); err != nil {
 			return admission.Errored(http.StatusBadRequest, err)
 		}
-		if !governed(p, known) || p.Spec.NodeName != "" || controller.HasGate(p) {
+		if p.Spec.NodeName != "" || controller.HasGate(p) {
 			return admission.Allowed("")
+		}
+		var patch []jsonpatch.JsonPatchOperation
+		if !governed(p, known) {
+			queue, hold := unnamedPod(ctx, p, req.Namespace, known)
+			switch {
+			case !hold:
+				return admission.Allowed("")
+			case queue != "":
+				patch = put(p.Labels, queue, "metadata", "labels", controller.QueueLabel)
+			default:
+				patch = put(p.Annotations, "true", "metadata", "annotations", jobs.HeldAnnotation)
+			}
 		}
 		gate := map[string]any{"name": controller.Gate}
 		if len(p.Spec.SchedulingGates) > 0 {
-			return admission.Patched("", add(gate, "spec", "schedulingGates", "-"))
+			return admission.Patched("", append(patch, add(gate, "spec", "schedulingGates", "-"))...)
 		}
-		return admission.Patched("", add([]any{gate}, "spec", "schedulingGates"))
+		return admission.Patched("", append(patch, add([]any{gate}, "spec", "schedulingGates"))...)
 	}
+}
+
+// unnamedPod is what becomes of a pod that names no queue: those that ask for
+// devices wait for one as jobs do. Pods of jobs follow their job.
+func unnamedPod(ctx context.Context, p *corev1.Pod, namespace string, known Jobs) (queue string, hold bool) {
+	if owner := metav1.GetControllerOf(p); owner != nil && known.Kinds().Find(owner.APIVersion, owner.Kind) != nil {
+		return "", false
+	}
+	if queue, hold = known.Unnamed(ctx, namespace); !hold || !known.AsksDevices(p, namespace) {
+		return "", false
+	}
+	return queue, true
+}
+
+// put adds a key to a map that may not be there.
+func put(to map[string]string, value string, path ...string) []jsonpatch.JsonPatchOperation {
+	if to == nil {
+		last := len(path) - 1
+		return []jsonpatch.JsonPatchOperation{add(map[string]any{path[last]: value}, path[:last]...)}
+	}
+	return []jsonpatch.JsonPatchOperation{add(value, path...)}
 }
 
 func governed(p *corev1.Pod, known Jobs) bool {

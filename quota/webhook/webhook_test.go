@@ -8,6 +8,7 @@ import (
 
 	admissionv1 "k8s.io/api/admission/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -36,6 +37,11 @@ func (someJobs) Kinds() *jobs.Table {
 
 func (s someJobs) Unnamed(_ context.Context, namespace string) (string, bool) {
 	return map[string]string{"defaults": "default"}[namespace], namespace == "defaults" || namespace == "managed"
+}
+
+// AsksDevices is asked of pods whose containers name something.
+func (someJobs) AsksDevices(pod *corev1.Pod, _ string) bool {
+	return len(pod.Spec.Containers) > 0 && pod.Spec.Containers[0].Name == "gpu"
 }
 
 func (s someJobs) Governed(owner *metav1.OwnerReference) bool { return s[owner.Name] }
@@ -116,12 +122,35 @@ func TestJobsWithoutAQueueAreDefaultedOrHeld(t *testing.T) {
 	const bare, owned = `{"apiVersion":"batch/v1","kind":"Job","metadata":{"name":"j"},"spec":{"template":{"spec":{}}}}`,
 		`{"apiVersion":"batch/v1","kind":"Job","metadata":{"name":"j","ownerReferences":[{"apiVersion":"jobset.x-k8s.io/v1alpha2","kind":"JobSet","name":"s","controller":true}]},"spec":{"template":{"spec":{}}}}`
 	for _, tc := range []struct{ namespace, object, want string }{
-		{"defaults", bare, `[{"op":"add","path":"/metadata/labels","value":{"kueue.x-k8s.io/queue-name":"default"}},{"op":"add","path":"/spec/suspend","value":true}]`},
-		{"managed", bare, `[{"op":"add","path":"/spec/suspend","value":true}]`},
+		{"defaults", bare, `[{"op":"add","path":"/metadata/labels","value":{"kueue.x-k8s.io/queue-name":"default"}},{"op":"add","path":"/spec/suspend","value":true},{"op":"add","path":"/metadata/annotations","value":{"quota.sluice.dev/held":"true"}}]`},
+		{"managed", bare, `[{"op":"add","path":"/spec/suspend","value":true},{"op":"add","path":"/metadata/annotations","value":{"quota.sluice.dev/held":"true"}}]`},
 		{"managed", owned, `null`},
 		{"other", bare, `null`},
 	} {
 		response := suspendJobs(someJobs{})(context.Background(), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
+			Operation: admissionv1.Create, Namespace: tc.namespace, Object: runtime.RawExtension{Raw: []byte(tc.object)},
+		}})
+		got, err := json.Marshal(response.Patches)
+		if err != nil || string(got) != tc.want {
+			t.Errorf("%s: %s, %v, want %s", tc.namespace, got, err, tc.want)
+		}
+	}
+}
+
+func TestPodsThatAskForDevicesWithoutAQueueAreDefaultedOrHeld(t *testing.T) {
+	const gate = `{"op":"add","path":"/spec/schedulingGates","value":[{"name":"quota.sluice.dev/admission"}]}`
+	const asks, plain = `{"metadata":{"labels":{"app":"a"}},"spec":{"containers":[{"name":"gpu"}]}}`, `{"metadata":{},"spec":{"containers":[{"name":"c"}]}}`
+	const owned = `{"metadata":{"ownerReferences":[{"apiVersion":"batch/v1","kind":"Job","name":"j","controller":true}]},"spec":{"containers":[{"name":"gpu"}]}}`
+	const deployed = `{"metadata":{"ownerReferences":[{"apiVersion":"apps/v1","kind":"ReplicaSet","name":"r","controller":true}]},"spec":{"containers":[{"name":"gpu"}]}}`
+	for _, tc := range []struct{ namespace, object, want string }{
+		{"defaults", asks, `[{"op":"add","path":"/metadata/labels/kueue.x-k8s.io~1queue-name","value":"default"},` + gate + `]`},
+		{"defaults", deployed, `[{"op":"add","path":"/metadata/labels","value":{"kueue.x-k8s.io/queue-name":"default"}},` + gate + `]`},
+		{"managed", asks, `[{"op":"add","path":"/metadata/annotations","value":{"quota.sluice.dev/held":"true"}},` + gate + `]`},
+		{"managed", plain, `null`},
+		{"managed", owned, `null`},
+		{"other", asks, `null`},
+	} {
+		response := gatePods(someJobs{})(context.Background(), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
 			Operation: admissionv1.Create, Namespace: tc.namespace, Object: runtime.RawExtension{Raw: []byte(tc.object)},
 		}})
 		got, err := json.Marshal(response.Patches)
@@ -141,7 +170,7 @@ func TestFieldsOfANewerAPIServerAreLeftAlone(t *testing.T) {
 	}{
 		"pod":                {pod, `{"metadata":{"labels":{"kueue.x-k8s.io/queue-name":"q"},"newer":{"a":1}},"spec":{"containers":[{"newer":true}],"newer":[1]}}`, `[{"op":"add","path":"/spec/schedulingGates","value":[{"name":"quota.sluice.dev/admission"}]}]`},
 		"pod with a gate":    {pod, `{"metadata":{"labels":{"kueue.x-k8s.io/queue-name":"q"}},"spec":{"schedulingGates":[{"name":"x","newer":1}]}}`, `[{"op":"add","path":"/spec/schedulingGates/-","value":{"name":"quota.sluice.dev/admission"}}]`},
-		"job":                {job, `{"apiVersion":"batch/v1","kind":"Job","metadata":{"name":"j","labels":{"kueue.x-k8s.io/queue-name":"q"}},"spec":{"newer":1,"template":{"spec":{}}}}`, `[{"op":"add","path":"/spec/suspend","value":true}]`},
+		"job":                {job, `{"apiVersion":"batch/v1","kind":"Job","metadata":{"name":"j","labels":{"kueue.x-k8s.io/queue-name":"q"}},"spec":{"newer":1,"template":{"spec":{}}}}`, `[{"op":"add","path":"/spec/suspend","value":true},{"op":"add","path":"/metadata/annotations","value":{"quota.sluice.dev/held":"true"}}]`},
 		"claim":              {claim, `{"metadata":{"annotations":{"resource.kubernetes.io/extended-resource-claim":"true"},"newer":1},"spec":{"newer":1}}`, `{"op":"add","path":"/metadata/annotations/quota.sluice.dev~1ticket","value":"w"}`},
 		"claim with forgery": {claim, `{"metadata":{"annotations":{"quota.sluice.dev/ticket":"x"}},"spec":{"newer":1}}`, `[{"op":"remove","path":"/metadata/annotations/quota.sluice.dev~1ticket"}]`},
 	} {
