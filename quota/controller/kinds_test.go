@@ -71,28 +71,67 @@ func TestTheChartKnowsTheKindsOfJobs(t *testing.T) {
 	}
 }
 
-const boostCRD = `
+const renderCRD = `
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
-metadata: {name: xgboostjobs.kubeflow.org}
+metadata: {name: renders.example.com}
 spec:
-  group: kubeflow.org
+  group: example.com
   scope: Namespaced
-  names: {kind: XGBoostJob, listKind: XGBoostJobList, plural: xgboostjobs, singular: xgboostjob}
+  names: {kind: Render, listKind: RenderList, plural: renders, singular: render}
   versions:
   - {name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
 `
+
+// renderKind describes it to the controller, and renderRights are what the chart
+// gives for it.
+const (
+	renderKind = `jobKinds:
+- group: example.com
+  version: v1
+  kind: Render
+  resource: renders
+  suspend: spec.runPolicy.suspend
+  podSets: [{name: main, path: spec.template}]
+`
+	renderRights = `
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: renders}
+rules: [{apiGroups: [example.com], resources: [renders], verbs: [get, list, watch, update]}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: renders}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: renders}
+subjects: [{kind: User, apiGroup: rbac.authorization.k8s.io, name: "` + account + `"}]
+`
+)
 
 // A kind that is installed while the controller runs is governed at once, and so
 // it is when it went and came back.
 func TestAKindIsGovernedAsSoonAsTheClusterServesIt(t *testing.T) {
 	w := newWorld(t)
+	w.Apply(t, []byte(renderRights))
 	crd := &unstructured.Unstructured{}
 	crd.SetAPIVersion("apiextensions.k8s.io/v1")
 	crd.SetKind("CustomResourceDefinition")
-	crd.SetName("xgboostjobs.kubeflow.org")
-	remove := func(ctx context.Context) {
-		if err := client.IgnoreNotFound(w.client.Delete(ctx, crd)); err != nil {
+	crd.SetName("renders.example.com")
+	flavor := w.flavor(t, "gpu", nil)
+	w.queue(t, "q", flavor, "nvidia.com/gpu=1")
+	w.node(t, "n1", 1, "80000Mi", "20000Mi", nil)
+	w.startWith(t, renderKind)
+	for round := range 2 {
+		w.Apply(t, []byte(renderCRD))
+		j := w.object(t, `
+apiVersion: example.com/v1
+kind: Render
+metadata: {name: film-`+fmt.Sprint(round)+`, `+queueLabels+`}
+spec: {template: `+gpuTemplate("c", "film", 3)+`}
+`)
+		w.waits(t, j, "")
+		w.restoredOnly(t, j)
+		if err := client.IgnoreNotFound(w.client.Delete(t.Context(), crd)); err != nil {
 			t.Fatal(err)
 		}
 		apitest.Eventually(t, apitest.Patience, "CRD gone", func(ctx context.Context) error {
@@ -101,22 +140,5 @@ func TestAKindIsGovernedAsSoonAsTheClusterServesIt(t *testing.T) {
 			}
 			return nil
 		})
-	}
-	remove(t.Context())
-	flavor := w.flavor(t, "gpu", nil)
-	w.queue(t, "q", flavor, "nvidia.com/gpu=1")
-	w.node(t, "n1", 1, "80000Mi", "20000Mi", nil)
-	w.start(t)
-	for round := range 2 {
-		w.Apply(t, []byte(boostCRD))
-		j := w.object(t, `
-apiVersion: kubeflow.org/v1
-kind: XGBoostJob
-metadata: {name: boost-`+fmt.Sprint(round)+`, `+queueLabels+`}
-spec: {xgbReplicaSpecs: {Master: {replicas: 1, template: `+gpuTemplate("xgboost", "boost", 3)+`}}}
-`)
-		w.waits(t, j, "")
-		w.restoredOnly(t, j)
-		remove(t.Context())
 	}
 }
