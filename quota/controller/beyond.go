@@ -23,9 +23,9 @@ func (e *beyondError) Error() string {
 	return fmt.Sprintf("%d pods of set %q were admitted and are there", e.count, e.set)
 }
 
-// beyond is the error of a pod that is not among those that were admitted; errWait
-// if it only has to wait for one that is on its way out.
-func (c *core) beyond(id engine.WorkloadID, wl *kueue.Workload, set string, pod types.UID, count int32) error {
+// beyond is the error of a pod that is not among those that were admitted; nil if
+// it only has to wait for one that is on its way out.
+func (c *core) beyond(id engine.WorkloadID, wl *kueue.Workload, set string, pod types.UID, count int32) *beyondError {
 	stay := int32(0)
 	for _, p := range c.podsOf[id] {
 		if p.uid != pod && !p.ended && !p.deleting && !p.gated && p.set == set && p.belongs(wl) {
@@ -34,7 +34,7 @@ func (c *core) beyond(id engine.WorkloadID, wl *kueue.Workload, set string, pod 
 	}
 	w := c.works[id]
 	if w == nil || stay < count {
-		return errWait
+		return nil
 	}
 	if w.beyond == nil {
 		w.beyond = map[types.UID]struct{}{}
@@ -43,6 +43,22 @@ func (c *core) beyond(id engine.WorkloadID, wl *kueue.Workload, set string, pod 
 	e := &beyondError{set: set, count: count, first: !told, job: len(w.beyond) == 0}
 	w.beyond[pod] = struct{}{}
 	return e
+}
+
+// surplus is the *beyondError of a pod that is one more than was admitted, nil for
+// others: before its tickets are found to be too many, which says less.
+func (r *podReconciler) surplus(pod *corev1.Pod, wl *kueue.Workload, a *kueue.Admission, set string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	id := workloadID(wl.Namespace, wl.Name)
+	given := engineSet(r.kept(r.works[id], a), set)
+	if given == nil || r.pods[pod.UID] == nil || r.entitled(id, wl, set, pod.UID, given.Count) {
+		return nil
+	}
+	if e := r.beyond(id, wl, set, pod.UID, given.Count); e != nil {
+		return e
+	}
+	return nil
 }
 
 // tellBeyond tells the pod, and once its job, of pods that were not admitted.

@@ -48,6 +48,9 @@ func (r *podReconciler) open(ctx context.Context, pod *corev1.Pod, wl *kueue.Wor
 		// It has what it needs and is about to be bound.
 		return nil
 	}
+	if err := r.surplus(pod, wl, a, set); err != nil {
+		return err
+	}
 	if err := r.affordable(pod, wl, a, set, claims); err != nil {
 		return err
 	}
@@ -278,7 +281,7 @@ func (r *podReconciler) placePod(pod *corev1.Pod, wl *kueue.Workload, a *kueue.A
 		return "", errWait
 	}
 	if !r.entitled(id, wl, set, pod.UID, given.Count) {
-		return "", r.beyond(id, wl, set, pod.UID, given.Count)
+		return "", errWait
 	}
 	r.refit(id)
 	return r.place(id, set, pod.UID)

@@ -30,7 +30,7 @@ func (w *world) enqueue(t *testing.T) {
 			return fmt.Errorf("none is made")
 		}
 		for i := range groups.Items {
-			if err := w.client.Status().Patch(ctx, &groups.Items[i], client.RawPatch("application/merge-patch+json", []byte(`{"status":{"phase":"Inqueue"}}`))); err != nil {
+			if err := w.client.Patch(ctx, &groups.Items[i], client.RawPatch("application/merge-patch+json", []byte(`{"status":{"phase":"Inqueue"}}`))); err != nil {
 				return err
 			}
 		}

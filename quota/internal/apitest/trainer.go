@@ -50,8 +50,18 @@ clientConnection: {qps: 100, burst: 200}
 // whoever uses this lets jobs into their queue in its place.
 func (s *Server) startVolcano(ctx context.Context, kubeconfig, health string) error {
 	const program = "controller-manager"
-	// The queue of jobs that name none.
-	if err := Apply(ctx, s.Admin, []byte("apiVersion: scheduling.volcano.sh/v1beta1\nkind: Queue\nmetadata: {name: default}\nspec: {weight: 1}\n")); err != nil {
+	// The queue of jobs that name none, and the one above it.
+	if err := Apply(ctx, s.Admin, []byte(`
+apiVersion: scheduling.volcano.sh/v1beta1
+kind: Queue
+metadata: {name: root}
+spec: {weight: 1}
+---
+apiVersion: scheduling.volcano.sh/v1beta1
+kind: Queue
+metadata: {name: default}
+spec: {weight: 1}
+`)); err != nil {
 		return err
 	}
 	if err := s.runWith(program, nil, "--kubeconfig", kubeconfig, "--leader-elect=false",
