@@ -75,7 +75,11 @@ func (c *core) all() *pricing.Fleet {
 	if c.fleets == nil {
 		c.fleets = map[string]*pricing.Fleet{}
 	}
-	f := pricing.NewFleet("", maps.Clone(c.fit.Classes()), c.devicesOf(), nil)
+	var options []pricing.Option
+	if largest, grow := c.comingCards(); grow {
+		options = append(options, pricing.Coming(largest))
+	}
+	f := pricing.NewFleet("", maps.Clone(c.fit.Classes()), c.devicesOf(), nil, options...)
 	c.fleets[everywhere] = f
 	return f
 }

@@ -29,6 +29,29 @@ func (c *core) grows(given *kueue.PodSetAssignment) bool {
 	return false
 }
 
+// comingCards says whether nodes may come with cards that are not there yet, and
+// how much memory the largest of them has, nil if a flavor does not tell.
+func (c *core) comingCards() (largest *resource.Quantity, grow bool) {
+	var most resource.Quantity
+	known := true
+	for _, f := range c.flavors {
+		if !elastic(f) {
+			continue
+		}
+		grow = true
+		memory, err := resource.ParseQuantity(f.Annotations[ElasticCardAnnotation])
+		if err != nil || memory.Sign() <= 0 {
+			known = false
+		} else if memory.Cmp(most) > 0 {
+			most = memory
+		}
+	}
+	if !grow || !known {
+		return nil, grow
+	}
+	return &most, true
+}
+
 // expected is a card of the kind that a flavor's nodes will have, for prices while
 // it has no node; false if its object does not tell.
 func expected(f *kueue.ResourceFlavor) (pricing.Device, bool) {

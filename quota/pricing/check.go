@@ -65,7 +65,11 @@ func (f *Fleet) check(ctx context.Context, name string, r *resourceapi.ExactDevi
 	if r.Capacity != nil {
 		for _, key := range sortedKeys(r.Capacity.Requests) {
 			q := r.Capacity.Requests[key]
-			if wrong := checkCapacity(key, q, selected, at.Child("capacity", "requests").Key(string(key))); wrong != nil {
+			wrong, large := checkCapacity(key, q, selected, at.Child("capacity", "requests").Key(string(key)))
+			switch {
+			case wrong != nil && large && f.comes(key, q):
+				warnings = append(warnings, fmt.Sprintf("request %q: no device that it selects has %s of %s at the moment; it waits for a node of an elastic flavor", name, q.String(), key))
+			case wrong != nil:
 				mistakes = append(mistakes, wrong)
 			}
 		}
@@ -76,16 +80,17 @@ func (f *Fleet) check(ctx context.Context, name string, r *resourceapi.ExactDevi
 	return mistakes, warnings
 }
 
-// checkCapacity compares one asked capacity with what the devices allow.
-func checkCapacity(key resourceapi.QualifiedName, q resource.Quantity, selected []Device, at *field.Path) *field.Error {
+// checkCapacity compares one asked capacity with what the devices allow. large says
+// that it is more than any of them has.
+func checkCapacity(key resourceapi.QualifiedName, q resource.Quantity, selected []Device, at *field.Path) (wrong *field.Error, large bool) {
 	if domain, id, ok := strings.Cut(string(key), "/"); ok && domain == DriverName {
-		return field.Invalid(at, key, fmt.Sprintf("a request names a capacity exactly as it is published, without its domain: write %q", id))
+		return field.Invalid(at, key, fmt.Sprintf("a request names a capacity exactly as it is published, without its domain: write %q", id)), false
 	}
 	if q.Sign() < 0 || q.IsZero() && key == CapacityMemory {
-		return field.Invalid(at, q.String(), "it must be more than zero"+allowed(key, selected))
+		return field.Invalid(at, q.String(), "it must be more than zero"+allowed(key, selected)), false
 	}
 	if len(selected) == 0 {
-		return nil
+		return nil, false
 	}
 	var have []capacityOf
 	for _, d := range selected {
@@ -98,7 +103,7 @@ func checkCapacity(key resourceapi.QualifiedName, q resource.Quantity, selected 
 		for _, k := range sortedKeys(selected[0].Capacity) {
 			names = append(names, string(k))
 		}
-		return field.NotSupported(at, string(key), names)
+		return field.NotSupported(at, string(key), names), false
 	}
 	fits, low := false, true
 	for _, c := range have {
@@ -108,11 +113,11 @@ func checkCapacity(key resourceapi.QualifiedName, q resource.Quantity, selected 
 	}
 	switch {
 	case low:
-		return field.Invalid(at, q.String(), "it is less than the least share"+allowed(key, selected))
+		return field.Invalid(at, q.String(), "it is less than the least share"+allowed(key, selected)), false
 	case !fits:
-		return field.Invalid(at, q.String(), "no device that the request selects has as much"+allowed(key, selected))
+		return field.Invalid(at, q.String(), "no device that the request selects has as much"+allowed(key, selected)), true
 	}
-	return nil
+	return nil, false
 }
 
 // capacityOf is one capacity of a device.

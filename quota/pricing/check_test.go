@@ -8,12 +8,15 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 )
 
 func TestMistakesInClaimsAreNamedAtCreation(t *testing.T) {
 	dynamic := NewFleet("", stockClasses(), on("node-1", card("gpu-0", "24Gi", ""), card("gpu-1", "80Gi", "")), nil)
 	fixed := NewFleet("", stockClasses(), on("node-1", card("gpu-0", "80000Mi", "20000Mi")), nil)
 	empty := NewFleet("", stockClasses(), nil, nil)
+	grows := NewFleet("", stockClasses(), on("node-1", card("gpu-0", "80Gi", "")), nil, Coming(ptr.To(resource.MustParse("141Gi"))))
+	unknown := NewFleet("", stockClasses(), on("node-1", card("gpu-0", "80Gi", "")), nil, Coming(nil))
 	keyed := func(key, q string) resourceapi.DeviceRequest {
 		r := ask("gpu.sluice.dev", "", "", 1)
 		r.Exactly.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{resourceapi.QualifiedName(key): resource.MustParse(q)}}
@@ -43,6 +46,10 @@ func TestMistakesInClaimsAreNamedAtCreation(t *testing.T) {
 		{"less cores than none", dynamic, ask("gpu.sluice.dev", "1Gi", "-1", 1), "it must be more than zero; allowed are 0 to 100", ""},
 		{"less than the least share", dynamic, ask("gpu.sluice.dev", "100Mi", "", 1), "less than the least share; allowed are 256Mi to 80Gi", ""},
 		{"more than the largest card", dynamic, ask("gpu.sluice.dev", "90Gi", "", 1), "allowed are 256Mi to 80Gi (node-1/gpu-1)", ""},
+		{"more than the largest card, where a larger may come", grows, ask("gpu.sluice.dev", "90Gi", "", 1), "", "waits for a node of an elastic flavor"},
+		{"more than the largest card that may come", grows, ask("gpu.sluice.dev", "150Gi", "", 1), "allowed are 256Mi to 80Gi (node-1/gpu-0)", ""},
+		{"more than the largest card, where any may come", unknown, ask("gpu.sluice.dev", "900Gi", "", 1), "", "waits for a node of an elastic flavor"},
+		{"more cores than a card of any flavor has", unknown, ask("gpu.sluice.dev", "1Gi", "101", 1), "allowed are 0 to 100", ""},
 		{"more than can be counted", dynamic, ask("gpu.sluice.dev", "100E", "", 1), "allowed are 256Mi to 80Gi", ""},
 		{"more cores than a card has", dynamic, ask("gpu.sluice.dev", "1Gi", "101", 1), "allowed are 0 to 100", ""},
 		{"more than what it selects", dynamic, small, "allowed are 256Mi to 24Gi (node-1/gpu-0)", ""},

@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/dynamic-resource-allocation/cel"
 )
 
@@ -77,6 +78,9 @@ type Fleet struct {
 	devices []Device
 	tariff  Tariff
 	cel     *cel.Cache
+	// coming says that cards may come, with so much memory at most; nil for any.
+	coming   bool
+	comingAt *resource.Quantity
 }
 
 // NewFleet makes the fleet of a flavor. everywhere are the driver's devices in
@@ -102,6 +106,18 @@ type Option func(*Fleet)
 
 // WithTariff prices a fleet in more dimensions.
 func WithTariff(t Tariff) Option { return func(f *Fleet) { f.tariff = t } }
+
+// Coming says that nodes with other cards may come, so that [Fleet.Check] takes
+// memory sizes above those of today's. largest is the memory of the largest of
+// them, nil if that is not known.
+func Coming(largest *resource.Quantity) Option {
+	return func(f *Fleet) { f.coming, f.comingAt = true, largest }
+}
+
+// comes says whether a card may come that has so much of a capacity.
+func (f *Fleet) comes(key resourceapi.QualifiedName, q resource.Quantity) bool {
+	return f.coming && key == CapacityMemory && (f.comingAt == nil || q.Cmp(*f.comingAt) <= 0)
+}
 
 // selectors caches compiled CEL for all fleets; expressions are few and their
 // compilation is the dearest part of a price.
