@@ -140,22 +140,29 @@ func TestAnAdmissionThatComesAfterItWasTakenBackHasItsPlace(t *testing.T) {
 	}
 }
 
-// A claim by name that had its ticket is allocated while the new controller only
-// watches: the place that was kept for it is free again.
-func TestAfterARestartAPlaceIsNotKeptForAClaimThatIsAllocated(t *testing.T) {
-	s := newStage(t, 2)
-	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "shared", UID: "shared", ResourceVersion: s.next()}}
+// named is a claim by name for one card, with its ticket, and the Workload that
+// holds quota for it.
+func (s *stage) named(name string) (*resourceapi.ResourceClaim, *kueue.Workload) {
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name, UID: types.UID(name), ResourceVersion: s.next()}}
 	claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{
 		DeviceClassName: "gpu.sluice.dev", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1,
 	}}}
 	wl := s.workload("holder", 1, true).DeepCopy()
 	s.lost(wl)
-	wl.Name, wl.UID, wl.ResourceVersion = nameOf(claimWorkload(claim)).Name, "holder of shared", s.next()
-	wl.OwnerReferences = []metav1.OwnerReference{{APIVersion: "resource.k8s.io/v1", Kind: "ResourceClaim", Name: "shared", UID: "shared", Controller: ptr.To(true)}}
-	wl.Spec.PodSets[0].Template.Spec = holder("shared")
+	wl.Name, wl.UID, wl.ResourceVersion = nameOf(claimWorkload(claim)).Name, types.UID("holder of "+name), s.next()
+	wl.OwnerReferences = []metav1.OwnerReference{{APIVersion: "resource.k8s.io/v1", Kind: "ResourceClaim", Name: name, UID: types.UID(name), Controller: ptr.To(true)}}
+	wl.Spec.PodSets[0].Template.Spec = holder(name)
 	claim.Annotations = map[string]string{ticket.ByWorkload: wl.Name}
 	s.saw(claim.DeepCopy())
 	s.saw(wl)
+	return claim, wl
+}
+
+// A claim by name that had its ticket is allocated while the new controller only
+// watches: the place that was kept for it is free again.
+func TestAfterARestartAPlaceIsNotKeptForAClaimThatIsAllocated(t *testing.T) {
+	s := newStage(t, 2)
+	claim, wl := s.named("shared")
 	s.decide()
 	s.workload("first", 1, false)
 	if got := s.admits(); len(got) != 1 || got[0] != "first" {
@@ -177,5 +184,44 @@ func TestAfterARestartAPlaceIsNotKeptForAClaimThatIsAllocated(t *testing.T) {
 	s.workload("last", 1, false)
 	if got := s.admits(); len(got) > 0 {
 		t.Fatalf("%v admitted although every card is taken", got)
+	}
+}
+
+// The scheduler could not bind the pod that a claim by name was allocated for, and
+// gives its devices back. The pod will come again; nobody is admitted in its place.
+// Where no pod needs the claim any more, its place is free.
+func TestThePlaceOfANamedClaimThatIsNeededAgainIsKept(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(*corev1.Pod)
+		kept   bool
+	}{
+		"by a pod that was not bound": {func(*corev1.Pod) {}, true},
+		"by nobody":                   {func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStage(t, 1)
+			claim, wl := s.named("shared")
+			s.decide()
+			s.given(wl, "other", "n1", "gpu-0") // makes the allocation
+			given := claim.DeepCopy()
+			given.Status.Allocation = s.claims[types.NamespacedName{Namespace: "team", Name: "other"}].Status.Allocation
+			s.takenBack("other")
+			given.ResourceVersion = s.next()
+			s.saw(given)
+			s.decide()
+			user := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "user", UID: "user", ResourceVersion: s.next()}}
+			user.Spec = holder("shared")
+			test.change(user)
+			s.saw(user)
+			s.workload("late", 1, false)
+			if got := s.admits(); len(got) > 0 {
+				t.Fatalf("%v admitted on the card of the claim", got)
+			}
+			claim.ResourceVersion = s.next()
+			s.saw(claim.DeepCopy())
+			if got := s.admits(); (len(got) == 0) != test.kept {
+				t.Errorf("admitted %v", got)
+			}
+		})
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -192,17 +193,36 @@ func (c *core) replaced(f *podFact) {
 	}
 }
 
-// gaveBack is called when a pod's claim has no devices any more that it had. The
-// place that was given up for them is needed again.
+// gaveBack is called when a claim has no devices any more that it had. The place
+// that was given up for them is needed again.
 func (c *core) gaveBack(claim *resourceapi.ResourceClaim) {
 	owner := metav1.GetControllerOf(claim)
-	if owner == nil {
+	if owner == nil || owner.Kind != "Pod" {
+		// One by name is a workload of its own.
+		if id := claimWorkload(claim); c.works[id] != nil && c.awaited(claim) {
+			c.fit.Settle(id, claim.UID)
+			c.mayLackPlace(id)
+		}
 		return
 	}
 	if f := c.pods[owner.UID]; f != nil && f.workload != "" && !f.ended {
 		c.fit.Settle(f.workload, f.uid)
 		c.mayLackPlace(f.workload)
 	}
+}
+
+// awaited says whether a pod that is not on a node needs a claim by name.
+func (c *core) awaited(claim *resourceapi.ResourceClaim) bool {
+	now := c.claims[types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}]
+	if now == nil || now.UID != claim.UID {
+		return false
+	}
+	for _, p := range c.pods {
+		if p.name.Namespace == claim.Namespace && p.bound == "" && !p.ended && !p.deleting && slices.Contains(claimNames(p.object), claim.Name) {
+			return true
+		}
+	}
+	return false
 }
 
 // settled says that a pod counts by itself: it is on a node, or its claims are
