@@ -79,7 +79,7 @@ func TestPodsThatAreNeverReadyComeBackAfterAPauseAndInTheEndNotAtAll(t *testing.
 	w.node(t, "n1", 1, "80Gi", "", nil)
 	queue := w.queue(t, "q", w.flavor(t, "gpu", nil), "nvidia.com/gpu-memory=50Gi")
 	w.template(t, "t", "20Gi", "")
-	w.startWith(t, `{waitForPodsReady: {timeout: 2s, requeuingStrategy: {backoffBaseSeconds: 1, backoffLimitCount: 1}}}`)
+	w.startWith(t, `{waitForPodsReady: {timeout: 5s, requeuingStrategy: {backoffBaseSeconds: 4, backoffLimitCount: 1}}}`)
 	j := quickJob("train")
 	w.create(t, j)
 	w.allBound(t, "train", 1)
@@ -161,7 +161,7 @@ func TestAdmissionChecksOfOthersAreAwaited(t *testing.T) {
 	})
 	// Retry gives the quota back; its answer has to come anew.
 	w.check(t, j, name, func(s *kueue.AdmissionCheckState) {
-		s.State, s.Message, s.RequeueAfterSeconds = kueue.CheckStateRetry, "not now", ptr.To[int32](1)
+		s.State, s.Message, s.RequeueAfterSeconds = kueue.CheckStateRetry, "not now", ptr.To[int32](4)
 	})
 	w.becomes(t, j, "was released", func(wl *kueue.Workload) bool { return !holdsQuota(wl) && len(wl.Status.AdmissionChecks) == 1 })
 	w.becomes(t, j, "waits for the check again", func(wl *kueue.Workload) bool {
@@ -298,7 +298,7 @@ func TestAPreemptedJobHasTheTimeThatItAskedFor(t *testing.T) {
 	queue := w.queue(t, "q", w.flavor(t, "gpu", nil), "nvidia.com/gpu-memory=30Gi")
 	w.patchQueue(t, queue, `{"preemption":{"withinClusterQueue":"LowerPriority"}}`)
 	w.template(t, "t", "20Gi", "")
-	w.startWith(t, `{maxPreemptionNotice: 3s}`)
+	w.startWith(t, `{maxPreemptionNotice: 8s}`)
 	low := quickJob("low")
 	low.Annotations = map[string]string{"quota.sluice.dev/preemption-notice": "1h"}
 	w.create(t, low)
@@ -320,7 +320,7 @@ func TestAPreemptedJobHasTheTimeThatItAskedFor(t *testing.T) {
 		if err := w.client.List(ctx, &pods, client.InNamespace(w.ns), client.MatchingLabels{batchv1.JobNameLabel: "low"}); err != nil {
 			return err
 		}
-		if len(pods.Items) != 1 || pods.Items[0].Annotations["quota.sluice.dev/preempted-at"] != at.Add(3*time.Second).UTC().Format(time.RFC3339) {
+		if len(pods.Items) != 1 || pods.Items[0].Annotations["quota.sluice.dev/preempted-at"] != at.Add(8*time.Second).UTC().Format(time.RFC3339) {
 			return fmt.Errorf("%d pods, preempted at %v", len(pods.Items), at)
 		}
 		return nil

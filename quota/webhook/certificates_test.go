@@ -75,7 +75,7 @@ func TestCertificatesAreRenewedWithoutAFailedRequest(t *testing.T) {
 	err = Add(mgr, noBackend{}, Options{
 		Namespace: name, Service: name, Secret: name, Configuration: name, Host: "127.0.0.1", Port: port, CertDir: t.TempDir(),
 		dnsName:  "localhost",
-		validity: validity{authority: 14 * time.Second, certificate: 8 * time.Second, ahead: 4 * time.Second, look: 250 * time.Millisecond},
+		validity: validity{authority: 20 * time.Second, certificate: 12 * time.Second, ahead: 6 * time.Second, look: 250 * time.Millisecond},
 	})
 	if err != nil {
 		t.Fatal(err)
