@@ -90,7 +90,7 @@ func startReplica(t testing.TB, s *apitest.Server, elect bool, cfg string) *repl
 	address := apitest.FreeAddress(t)
 	orders, err := json.Marshal(replicaOrders{
 		Host: s.Admin.Host, Token: s.Admin.BearerToken, CAFile: s.Admin.CAFile, ServerName: s.Admin.ServerName,
-		Metrics: address, Elect: elect, LeaseSeconds: 3, Config: cfg,
+		Metrics: address, Elect: elect, LeaseSeconds: 6, Config: cfg,
 	})
 	if err != nil {
 		t.Fatal(err)
