@@ -161,7 +161,8 @@ func fill(t *testing.T, ctx context.Context, ns, name, node string) {
 		}
 	}
 	left.Sub(resource.MustParse("20m"))
-	create(t, ctx, ns, testbed.Pod(name, []string{"sleep"}, testbed.OnNode(node), func(p *corev1.Pod) {
+	create(t, ctx, ns, testbed.Pod(name, []string{"hold"}, testbed.OnNode(node), func(p *corev1.Pod) {
+		p.Spec.RestartPolicy = corev1.RestartPolicyAlways
 		p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: left}
 	}))
 	err = testbed.Until(patient(t, ctx), "the node to be filled", func() (bool, string, error) {

@@ -72,7 +72,7 @@ func (r *podReconciler) open(ctx context.Context, pod *corev1.Pod, wl *kueue.Wor
 			return err
 		}
 	}
-	if node != "" && pod.Status.NominatedNodeName != node && r.nominates(pod, wl) {
+	if node != "" && pod.Status.NominatedNodeName != node && r.nominates(pod, wl, given) {
 		patch, err := json.Marshal(map[string]any{
 			"metadata": map[string]any{"uid": pod.UID},
 			"status":   map[string]any{"nominatedNodeName": node},
@@ -377,9 +377,15 @@ func (c *core) ticketFor(ask claimRequest, wl *kueue.Workload, a *kueue.Admissio
 	}, nil
 }
 
-// pools lists the pools that a ticket of a flavor may name, those of the
-// nominated node first.
+// pools lists the pools that a ticket of a flavor names, those of the nominated
+// node first, as many as a ticket holds.
 func (c *core) pools(flavor, node string) []string {
+	all := c.poolsOf(flavor, node)
+	return all[:min(len(all), ticket.MaxPools)]
+}
+
+// poolsOf lists all pools of a flavor, those of a node first.
+func (c *core) poolsOf(flavor, node string) []string {
 	seen := map[string]bool{}
 	var first, rest []string
 	for _, name := range slices.Sorted(maps.Keys(c.slices)) {
@@ -394,8 +400,7 @@ func (c *core) pools(flavor, node string) []string {
 			rest = append(rest, s.Spec.Pool.Name)
 		}
 	}
-	all := append(first, rest...)
-	return all[:min(len(all), ticket.MaxPools)]
+	return append(first, rest...)
 }
 
 // revoke takes back the tickets of a pod's claims that are not allocated. The

@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluice-gpu/sluice/quota/engine"
 	"github.com/sluice-gpu/sluice/quota/fit"
+	"github.com/sluice-gpu/sluice/quota/ticket"
 )
 
 // This file is what stands between the core and fit beyond single facts: by which
@@ -75,14 +76,16 @@ func (c *core) sawQueuePlacement(old, o *kueue.ClusterQueue) {
 }
 
 // nominates says whether a pod's node is to be named to the scheduler: other
-// schedulers than the stock one would not look at it.
-func (c *core) nominates(pod *corev1.Pod, wl *kueue.Workload) bool {
+// schedulers than the stock one would not look at it. Where its ticket cannot
+// name all nodes of the flavor, the scheduler must not choose freely among them,
+// since what it may not take would be refused.
+func (c *core) nominates(pod *corev1.Pod, wl *kueue.Workload, given *kueue.PodSetAssignment) bool {
 	if name := pod.Spec.SchedulerName; name != "" && name != corev1.DefaultSchedulerName {
 		return false
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.fit.PolicyOf(workloadID(wl.Namespace, wl.Name)) != fit.None
+	return c.fit.PolicyOf(workloadID(wl.Namespace, wl.Name)) != fit.None || len(c.poolsOf(c.deviceFlavor(given), "")) > ticket.MaxPools
 }
 
 // roomKey stands for all that fit looks at in a workload: of two that differ in

@@ -46,15 +46,26 @@ func TestTheLocalQueuesPlacementGoesBeforeTheClusterQueues(t *testing.T) {
 func TestOnlyTheStockSchedulersPodsAreNominated(t *testing.T) {
 	s := newStage(t, 1)
 	wl := s.workload("w", 1, false)
+	given := &kueue.PodSetAssignment{Flavors: map[corev1.ResourceName]kueue.ResourceFlavorReference{"nvidia.com/gpu": "gpu"}}
 	s.decide()
 	for name, want := range map[string]bool{"": true, "default-scheduler": true, "volcano": false} {
-		if got := s.nominates(&corev1.Pod{Spec: corev1.PodSpec{SchedulerName: name}}, wl); got != want {
+		if got := s.nominates(&corev1.Pod{Spec: corev1.PodSpec{SchedulerName: name}}, wl, given); got != want {
 			t.Errorf("scheduler %q: %v", name, got)
 		}
 	}
 	s.fit.SetWorkload(workloadID("team", wl.Name), nil, fit.None)
-	if s.nominates(&corev1.Pod{}, wl) {
+	if s.nominates(&corev1.Pod{}, wl, given) {
 		t.Error("placement none nominates")
+	}
+	for i := range ticket.MaxPools {
+		o := s.slices["n1"].DeepCopy()
+		o.Name, o.ResourceVersion = fmt.Sprintf("more-%d", i), s.next()
+		o.Spec.Pool.Name, o.Spec.NodeName = o.Name, &o.Name
+		s.saw(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: o.Name, ResourceVersion: s.next()}})
+		s.saw(o)
+	}
+	if !s.nominates(&corev1.Pod{}, wl, given) {
+		t.Error("the scheduler may choose among more nodes than the ticket names")
 	}
 }
 

@@ -59,9 +59,6 @@ type NoRoom struct {
 	// Flavors are those of the assignment that lack room; empty means that it
 	// cannot be told. Another flavor is tried in their place.
 	Flavors []FlavorName
-	// Blockers, if not nil, are the only workloads whose eviction could make
-	// room; the engine tries no others.
-	Blockers []WorkloadID
 	// Keep, if not nil, finds the place best kept free for the workload, should
 	// it wait too long (see [HoleReserveAfter]); false if there is none. It is
 	// called inside Decide alone, maybe in a later one, and answers by what is

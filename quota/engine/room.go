@@ -112,19 +112,12 @@ func (e *Engine) evictForRoom(n *nomination, a Assignment, no *NoRoom, fit Fit) 
 		e.imagineGone(v.w)
 		chosen[v.w] = true
 	}
-	var blockers map[WorkloadID]bool
-	if no.Blockers != nil {
-		blockers = map[WorkloadID]bool{}
-		for _, id := range no.Blockers {
-			blockers[id] = true
-		}
-	}
 	budget := len(victims)
 	c := &e.found
 	c.collect(n)
 	c.rewind()
 	for w, t := c.next(n.borrow > 0); w != nil; w, t = c.next(n.borrow > 0) {
-		if !chosen[w] && (blockers == nil || blockers[w.id]) {
+		if !chosen[w] {
 			e.imagineGone(w)
 			victims = append(victims, victim{w, c.reason(w, t)})
 		}

@@ -24,8 +24,8 @@ type stock struct {
 	claims map[types.UID]*resourceapi.ResourceClaim
 }
 
-// serve schedules one pod; "" if no node has room.
-func (k *stock) serve(r *rapid.T, pod types.UID, nominated string, specs []resourceapi.ResourceClaimSpec) (string, []*resourceapi.ResourceClaim) {
+// allocate gives claims their devices on one node, nil if there are none.
+func (k *stock) allocate(node string, ask []*resourceapi.ResourceClaim) ([]resourceapi.AllocationResult, error) {
 	var all []*resourceapi.ResourceSlice
 	for _, name := range slices.Sorted(maps.Keys(k.s.slices)) {
 		all = append(all, k.s.slices[name])
@@ -33,33 +33,36 @@ func (k *stock) serve(r *rapid.T, pod types.UID, nominated string, specs []resou
 	state := newAllocated()
 	for _, c := range k.claims {
 		for _, d := range devicesOf(c.Status.Allocation.Devices.Results) {
-			if d.ShareID == nil {
+			switch {
+			case d.AdminAccess != nil && *d.AdminAccess:
+			case d.ShareID == nil:
 				state.AllocatedDevices.Insert(d.id)
-				continue
+			default:
+				state.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(d.id, d.ShareID))
+				state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(d.id, d.ConsumedCapacity))
 			}
-			share := structured.MakeSharedDeviceID(d.id, d.ShareID)
-			state.AllocatedSharedDeviceIDs.Insert(share)
-			state.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(d.id, d.ConsumedCapacity))
 		}
 	}
-	var ask []*resourceapi.ResourceClaim
-	for i, spec := range specs {
-		c := &resourceapi.ResourceClaim{Spec: spec}
-		c.Name = fmt.Sprintf("%s-%d", pod, i)
-		c.UID = types.UID(c.Name)
-		ask = append(ask, c)
+	a, err := structured.NewAllocator(context.Background(), features, state, k.s, all, k.s.cel)
+	if err != nil {
+		return nil, err
 	}
-	nodes := append([]string{nominated}, slices.Sorted(maps.Keys(k.s.nodes))...)
-	for _, name := range nodes {
+	return a.Allocate(context.Background(), k.s.nodes[node].object, ask)
+}
+
+// serve schedules one pod; "" if no node has room.
+func (k *stock) serve(r *rapid.T, pod types.UID, nominated string, specs []resourceapi.ResourceClaimSpec) (string, []*resourceapi.ResourceClaim) {
+	ask := claimsOf(specs)
+	for i := range ask {
+		ask[i].Name = fmt.Sprintf("%s-%d", pod, i)
+		ask[i].UID = types.UID(ask[i].Name)
+	}
+	for _, name := range append([]string{nominated}, slices.Sorted(maps.Keys(k.s.nodes))...) {
 		n := k.s.nodes[name]
 		if n == nil || n.object == nil || n.object.Spec.Unschedulable {
 			continue
 		}
-		a, err := structured.NewAllocator(context.Background(), features, state, k.s, all, k.s.cel)
-		if err != nil {
-			r.Fatal(err)
-		}
-		results, err := a.Allocate(context.Background(), n.object, ask)
+		results, err := k.allocate(name, ask)
 		if err != nil {
 			r.Fatal(err)
 		}

@@ -11,7 +11,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
-	"pgregory.net/rapid"
 
 	"github.com/sluice-gpu/sluice/quota/engine"
 )
@@ -295,44 +294,6 @@ func TestAClaimThatPodsShareIsPlacedOnceAndBindsThem(t *testing.T) {
 			t.Errorf("pods on %v", p.Pods)
 		}
 	}
-}
-
-// What one node's state says must be what the whole cluster's state says: the
-// shortcut that makes fit cheap.
-func TestANodesOwnStateGivesTheClustersAnswer(t *testing.T) {
-	rapid.Check(t, func(r *rapid.T) {
-		s := world(BinPack)
-		nodes := rapid.IntRange(1, 3).Draw(r, "nodes")
-		for n := range nodes {
-			addNode(s, fmt.Sprintf("n%d", n), nil, 40, 80)
-		}
-		for i := range rapid.IntRange(0, 8).Draw(r, "claims") {
-			s.SetClaim(allocated(fmt.Sprintf("c%d", i), fmt.Sprintf("n%d", rapid.IntRange(0, nodes-1).Draw(r, "on")),
-				fmt.Sprintf("gpu-%d", rapid.IntRange(0, 1).Draw(r, "card")), rapid.Int64Range(1, 20).Draw(r, "gi")), "")
-		}
-		t := s.look("")
-		for n := range nodes {
-			node := s.nodes[fmt.Sprintf("n%d", n)]
-			claim := []*resourceapi.ResourceClaim{{ObjectMeta: metav1.ObjectMeta{Name: "x", UID: "x"}, Spec: spec(rapid.Int64Range(0, 80).Draw(r, "ask"))}}
-			local, err := s.allocate("", node, s.view(node, t).state, claim)
-			if err != nil {
-				r.Fatal(err)
-			}
-			everything := newAllocated()
-			for _, h := range s.claims {
-				for i := range h.results {
-					take(&everything, h.results[i])
-				}
-			}
-			global, err := s.allocate("", node, everything, claim)
-			if err != nil {
-				r.Fatal(err)
-			}
-			if (local == nil) != (global == nil) || (local != nil && local[0].Devices.Results[0].Device != global[0].Devices.Results[0].Device) {
-				r.Fatalf("node alone gives %v, the cluster %v", local, global)
-			}
-		}
-	})
 }
 
 func TestTopUpKeepsPlacesForPodsThatHaveNone(t *testing.T) {
