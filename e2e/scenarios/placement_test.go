@@ -161,15 +161,12 @@ func fill(t *testing.T, ctx context.Context, ns, name, node string) {
 		}
 	}
 	left.Sub(resource.MustParse("20m"))
-	create(t, ctx, ns, testbed.Pod(name, []string{"hold"}, testbed.OnNode(node), func(p *corev1.Pod) {
-		p.Spec.RestartPolicy = corev1.RestartPolicyAlways
+	// Not by the scheduler, which keeps what nominated pods need.
+	create(t, ctx, ns, testbed.Pod(name, []string{"hold"}, func(p *corev1.Pod) {
+		p.Spec.NodeName, p.Spec.RestartPolicy = node, corev1.RestartPolicyAlways
 		p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: left}
 	}))
-	err = testbed.Until(patient(t, ctx), "the node to be filled", func() (bool, string, error) {
-		p, err := bed.Client.CoreV1().Pods(ns).Get(ctx, name, metav1.GetOptions{})
-		return err == nil && p.Spec.NodeName == node, "", err
-	})
-	if err != nil {
+	if _, err := bed.WaitPhase(patient(t, ctx), ns, name, corev1.PodRunning); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -24,6 +24,12 @@ type stock struct {
 	claims map[types.UID]*resourceapi.ResourceClaim
 }
 
+// ofTheScheduler is what a scheduler of the oldest supported Kubernetes does by
+// default.
+var ofTheScheduler = structured.Features{
+	AdminAccess: true, ConsumableCapacity: true, DeviceBindingAndStatus: true, DeviceTaints: true, PartitionableDevices: true, PrioritizedList: true,
+}
+
 // allocate gives claims their devices on one node, nil if there are none.
 func (k *stock) allocate(node string, ask []*resourceapi.ResourceClaim) ([]resourceapi.AllocationResult, error) {
 	var all []*resourceapi.ResourceSlice
@@ -43,7 +49,7 @@ func (k *stock) allocate(node string, ask []*resourceapi.ResourceClaim) ([]resou
 			}
 		}
 	}
-	a, err := structured.NewAllocator(context.Background(), features, state, k.s, all, k.s.cel)
+	a, err := structured.NewAllocator(context.Background(), ofTheScheduler, state, k.s, all, k.s.cel)
 	if err != nil {
 		return nil, err
 	}

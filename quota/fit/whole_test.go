@@ -86,7 +86,11 @@ func (r draws) adorn(s *State, name string) {
 			d.Taints = []resourceapi.DeviceTaint{{Key: "sick", Effect: []resourceapi.DeviceTaintEffect{
 				resourceapi.DeviceTaintEffectNone, resourceapi.DeviceTaintEffectNoSchedule, resourceapi.DeviceTaintEffectNoExecute}[r.pick("effect", 3)]}}
 		}
-		if r.sometimes("exclusive", 6) {
+		if len(d.ConsumesCounters) > 0 && r.sometimes("a part that is shared", 2) {
+			memory := d.Capacity["memory"]
+			memory.RequestPolicy = &resourceapi.CapacityRequestPolicy{Default: ptr.To(quantity("5Gi")), ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: ptr.To(quantity("1Gi"))}}
+			d.AllowMultipleAllocations, d.Capacity["memory"] = ptr.To(true), memory
+		} else if r.sometimes("exclusive", 6) {
 			d.AllowMultipleAllocations = nil
 			for key, c := range d.Capacity {
 				c.RequestPolicy = nil
