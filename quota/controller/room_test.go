@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 
 	"github.com/sluice-gpu/sluice/quota/config"
 	"github.com/sluice-gpu/sluice/quota/fit"
+	"github.com/sluice-gpu/sluice/quota/ticket"
 )
 
 func TestTheLocalQueuesPlacementGoesBeforeTheClusterQueues(t *testing.T) {
