@@ -67,6 +67,10 @@ func (s *State) SetPod(p *corev1.Pod, workload engine.WorkloadID) {
 	n := s.node(on.node)
 	n.pods[p.UID] = on
 	s.burden(n, on.requests, true)
+	if workload == "" && slices.ContainsFunc(n.slots, func(sl *slot) bool { return sl.pod != "" }) {
+		// Those on their way there may have to go elsewhere.
+		s.freed = true
+	}
 }
 
 func sameList(a, b corev1.ResourceList) bool {

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"pgregory.net/rapid"
 
@@ -141,6 +142,26 @@ func TestALostPlaceIsInNobodysWayWhoWasPromisedRoom(t *testing.T) {
 	w, a := ask(s, "ns/new", 1, 5, nil)
 	if p, no := s.Place(w, a, nil); no == nil {
 		t.Errorf("somebody new was promised %v, before those who were admitted have theirs", p.Pods)
+	}
+}
+
+func TestWhoIsOnHisWayIsLookedAtAgainWhenOthersFillHisNode(t *testing.T) {
+	s := world(BinPack)
+	addNode(s, "n1", nil, 40)
+	_, a := ask(s, "ns/w", 1, 10, func(p *corev1.PodSpec) {
+		p.Containers[0].Resources.Requests = corev1.ResourceList{"cpu": quantity("1")}
+	})
+	if node, no := s.Open("ns/w", &a.PodSets[0], "p"); node != "n1" {
+		t.Fatal(no)
+	}
+	addNode(s, "n2", nil, 40)
+	s.Freed()
+	s.SetPod(bound("foreign", "n1", "16"), "")
+	if !s.Freed() {
+		t.Error("nobody looks again")
+	}
+	if node, no := s.Open("ns/w", &a.PodSets[0], "p"); node != "n2" {
+		t.Errorf("stays on %s, %v", node, no)
 	}
 }
 
