@@ -214,7 +214,7 @@ func (s *State) try(q *query, n *node, t *trial, why *refusals) (*slot, error) {
 // safePromise says that a place can be promised beside pods on their way, and
 // beside those who wait for what others have.
 func (s *State) safePromise(n *node, sl *slot, t *trial) bool {
-	if len(sl.claims) == 0 {
+	if len(sl.claims) == 0 || !slices.ContainsFunc(n.slots, func(o *slot) bool { return o.pod != "" || o.awaited }) {
 		return true
 	}
 	l := s.lineOf(n, t)
