@@ -186,6 +186,9 @@ func (c *cluster) compare(t *testing.T, ns string, want map[string]bool) {
 		}
 		// Those that pass come first: by then the webhook is in force.
 		for _, name := range []string{"labelled", "labelled template", "unlabelled"} {
+			if name == "labelled template" && len(k.Sets) == 0 {
+				continue // its templates are another object's
+			}
 			passes := want[name]
 			apitest.Eventually(t, patience, fmt.Sprintf("%s %s", name, k.Kind), func(ctx context.Context) error {
 				got, err := c.passes(ctx, job(k, ns, "j", name == "labelled", name == "labelled template"))

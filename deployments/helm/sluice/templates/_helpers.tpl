@@ -33,7 +33,7 @@ app.kubernetes.io/component: {{ .component }}
 - {group: kubeflow.org, versions: [v1], resource: xgboostjobs, kind: XGBoostJob, suspend: spec.runPolicy.suspend, sets: [{each: spec.xgbReplicaSpecs, path: template}]}
 - {group: kubeflow.org, versions: [v1], resource: paddlejobs, kind: PaddleJob, suspend: spec.runPolicy.suspend, sets: [{each: spec.paddleReplicaSpecs, path: template}]}
 - {group: kubeflow.org, versions: [v1], resource: jaxjobs, kind: JAXJob, suspend: spec.runPolicy.suspend, sets: [{each: spec.jaxReplicaSpecs, path: template}]}
-- {group: trainer.kubeflow.org, versions: [v1alpha1], resource: trainjobs, kind: TrainJob, suspend: spec.suspend, sets: []}
+- {group: trainer.kubeflow.org, versions: [v1alpha1], resource: trainjobs, kind: TrainJob, suspend: spec.suspend, sets: [], own: true}
 - {group: kubeflow.org, versions: [v2beta1, v1], resource: mpijobs, kind: MPIJob, suspend: spec.runPolicy.suspend, sets: [{each: spec.mpiReplicaSpecs, path: template}]}
 - {group: ray.io, versions: [v1], resource: rayjobs, kind: RayJob, suspend: spec.suspend, sets: [{path: spec.rayClusterSpec.headGroupSpec.template}, {each: spec.rayClusterSpec.workerGroupSpecs, path: template}, {path: spec.submitterPodTemplate}]}
 - {group: ray.io, versions: [v1], resource: rayclusters, kind: RayCluster, suspend: spec.suspend, sets: [{path: spec.headGroupSpec.template}, {each: spec.workerGroupSpecs, path: template}]}
@@ -56,7 +56,8 @@ app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
 {{/*
-CEL: one of the pod templates of a job has a queue label. Where it is not told where they are, every job may have one.
+CEL: one of the pod templates of a job has a queue label. A kind that has none of its own (own) is told by the label of the job alone; where it is not
+told where templates are, every job may have one.
 Sets of pods are elements of a list or values of a map.
 */}}
 {{- define "sluice.templateLabelled" -}}
@@ -69,7 +70,7 @@ Sets of pods are elements of a list or values of a map.
 {{- $any = append $any (printf "(%s && %s)" (include "sluice.there" (dict "of" "object" "path" .path)) (include "sluice.labelled" (printf "object.%s" .path))) -}}
 {{- end -}}
 {{- end -}}
-{{- if $any -}}{{- join " || " $any -}}{{- else -}}true{{- end -}}
+{{- if $any -}}{{- join " || " $any -}}{{- else if .own -}}false{{- else -}}true{{- end -}}
 {{- end }}
 
 {{/* Rules that match jobs of all kinds at the given operations: call with (dict "root" . "operations" (list "UPDATE")). */}}
