@@ -136,11 +136,9 @@ func workloadsAlone(t testing.TB, n int) cost {
 		return l.client.Create(ctx, wl)
 	})
 
-	watch, err := l.client.Watch(ctx, &kueue.WorkloadList{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer watch.Stop()
+	following, stop := context.WithCancel(ctx)
+	defer stop()
+	news := follow(following, t, l.client, &kueue.WorkloadList{}, "")
 	began := time.Now()
 	r := startReplica(t, l.Server, false, "")
 
@@ -163,7 +161,7 @@ func workloadsAlone(t testing.TB, n int) cost {
 		select {
 		case <-patience:
 			t.Fatalf("%d of %d admitted", len(admitted), n)
-		case e, ok := <-watch.ResultChan():
+		case e, ok := <-news:
 			if !ok {
 				t.Fatal("the watch ended")
 			}

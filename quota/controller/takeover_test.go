@@ -29,10 +29,9 @@ func TestALeaderKilledWhileItAdmitsIsFollowedWithoutAdmittingTwice(t *testing.T)
 	if err != nil {
 		t.Fatal(err)
 	}
-	watch, err := live.Watch(t.Context(), &kueue.WorkloadList{}, client.InNamespace(w.ns))
-	if err != nil {
-		t.Fatal(err)
-	}
+	following, stop := context.WithCancel(t.Context())
+	defer stop()
+	events := follow(following, t, live, &kueue.WorkloadList{}, w.ns)
 	// seen follows every version of every Workload.
 	type seen struct{ most, twice int }
 	result := make(chan seen, 1)
@@ -40,7 +39,7 @@ func TestALeaderKilledWhileItAdmitsIsFollowedWithoutAdmittingTwice(t *testing.T)
 	go func() {
 		held, times := map[types.UID]bool{}, map[types.UID]int{}
 		now, s := 0, seen{}
-		for e := range watch.ResultChan() {
+		for e := range events {
 			wl, ok := e.Object.(*kueue.Workload)
 			if !ok {
 				continue
@@ -101,7 +100,7 @@ func TestALeaderKilledWhileItAdmitsIsFollowedWithoutAdmittingTwice(t *testing.T)
 		return nil
 	})
 	second.kill()
-	watch.Stop()
+	stop()
 	if s := <-result; s.most > room || s.twice > 0 {
 		t.Errorf("%d held quota at once, of %d; %d were admitted again", s.most, room, s.twice)
 	}
