@@ -89,6 +89,11 @@ var modules = []module{
 			"installer/helm/chart/volcano/crd/bases/scheduling.volcano.sh_podgroups.yaml", "installer/helm/chart/volcano/crd/bases/scheduling.volcano.sh_queues.yaml",
 		},
 	},
+	// Kueue's manager, beside which the quota controller can run.
+	{
+		folder: "kueue", requires: "sigs.k8s.io/kueue", commands: []string{"sigs.k8s.io/kueue/cmd/kueue"}, ldflags: strip,
+		manifests: []string{"config/components/crd/bases/kueue.x-k8s.io_*.yaml"},
+	},
 }
 
 // Manifests is the folder in the cache with the manifests of one of the modules below e2e/binaries,

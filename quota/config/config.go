@@ -33,6 +33,10 @@ const (
 type QuotaConfiguration struct {
 	metav1.TypeMeta `json:",inline"`
 
+	// Engine says who admits: embedded (default) is the engine of this controller,
+	// kueue is a manager of Kueue in the cluster, whose AdmissionChecks are answered
+	// here.
+	Engine string `json:"engine,omitempty"`
 	// QuotaCheckStrategy says what becomes of resources that a ClusterQueue has
 	// no quota for. IgnoreUndeclared (default) does not hold them against the
 	// workload, except that a queue without any device quota admits no device.
@@ -125,6 +129,9 @@ func Decode(b []byte) (*QuotaConfiguration, error) {
 	if c.QuotaCheckStrategy == "" {
 		c.QuotaCheckStrategy = "IgnoreUndeclared"
 	}
+	if c.Engine == "" {
+		c.Engine = "embedded"
+	}
 	if c.Placement == "" {
 		c.Placement = "binpack"
 	}
@@ -176,6 +183,9 @@ func (c *QuotaConfiguration) validate() error {
 	if _, err := jobs.NewTable(c.JobKinds...); err != nil {
 		return fmt.Errorf("jobKinds: %w", err)
 	}
+	if !slices.Contains([]string{"embedded", "kueue"}, c.Engine) {
+		return fmt.Errorf("engine is %q, use embedded or kueue", c.Engine)
+	}
 	if !slices.Contains([]string{"IgnoreUndeclared", "BlockUndeclared"}, c.QuotaCheckStrategy) {
 		return fmt.Errorf("quotaCheckStrategy is %q, use IgnoreUndeclared or BlockUndeclared", c.QuotaCheckStrategy)
 	}
@@ -202,9 +212,12 @@ func (c *QuotaConfiguration) validate() error {
 	return nil
 }
 
-// Engine is what the engine is made with. devices are the budget resources
-// that stand for devices.
-func (c *QuotaConfiguration) Engine(devices ...engine.Resource) []engine.Option {
+// BesideKueue says whether a manager of Kueue admits.
+func (c *QuotaConfiguration) BesideKueue() bool { return c.Engine == "kueue" }
+
+// EngineOptions are what the engine is made with. devices are the budget
+// resources that stand for devices.
+func (c *QuotaConfiguration) EngineOptions(devices ...engine.Resource) []engine.Option {
 	opts := []engine.Option{engine.Devices(devices...)}
 	if c.QuotaCheckStrategy == "IgnoreUndeclared" {
 		opts = append(opts, engine.IgnoreUndeclared(devices...))

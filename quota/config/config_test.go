@@ -30,6 +30,7 @@ func TestMistakesAreNamed(t *testing.T) {
 		"presets: [volcano]":                                                  "known are hami",
 		"presets: [hami, hami]":                                               "is there twice",
 		"flavorOrder: example.com/cost":                                       "none of the dimensions quota.sluice.dev/cards",
+		"engine: kueuue":                                                      "use embedded or kueue",
 		"placement: tight":                                                    "use binpack, spread, nvlink or none",
 		"concurrency: -1":                                                     "use 1 to 1000",
 		"holeReserveAfter: -5s":                                               "must not be negative",

@@ -114,7 +114,7 @@ func (r *claimReconciler) users(ctx context.Context, claim *resourceapi.Resource
 	if err := r.client.List(ctx, &pods, client.InNamespace(claim.Namespace), client.MatchingFields{podsByClaim: claim.Name}); err != nil {
 		return 0, "", err
 	}
-	queue := claim.Labels[QueueLabel]
+	queue := claim.Labels[r.queueLabel()]
 	n := 0
 	var first *corev1.Pod
 	for i := range pods.Items {
@@ -126,7 +126,7 @@ func (r *claimReconciler) users(ctx context.Context, claim *resourceapi.Resource
 		n++
 		if q := r.queueOfPod(ctx, p); q != "" && (first == nil || p.CreationTimestamp.Before(&first.CreationTimestamp)) {
 			first = p
-			if claim.Labels[QueueLabel] == "" {
+			if claim.Labels[r.queueLabel()] == "" {
 				queue = q
 			}
 		}
@@ -135,7 +135,7 @@ func (r *claimReconciler) users(ctx context.Context, claim *resourceapi.Resource
 }
 
 func (r *claimReconciler) queueOfPod(ctx context.Context, p *corev1.Pod) string {
-	if q := p.Labels[QueueLabel]; q != "" {
+	if q := p.Labels[r.queueLabel()]; q != "" {
 		return q
 	}
 	id := r.member(p).workload

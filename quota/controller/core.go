@@ -95,6 +95,8 @@ type core struct {
 	stale bool
 	// caughtUp says that everything is known which an earlier leader has written.
 	caughtUp bool
+	// beside says that a manager of Kueue admits; see kueuemode.go.
+	beside bool
 	// halted says why nothing may be admitted at the moment; see halt.go.
 	halted string
 	// decides says that from now on every admission in the API was decided here.
@@ -124,6 +126,10 @@ type work struct {
 	told, placed, lost, foreign bool
 	// late says that its admission was not decided here; see late.go.
 	late bool
+	// roomless is why there is no room for it, ended how its owner has ended;
+	// both only where a manager of Kueue admits.
+	roomless string
+	ended    *outcome
 	// asked is what one pod of each set asks for, as it was admitted.
 	asked map[string][]resourceapi.DeviceClaim
 	// generation is that of the spec which the engine was told, decided that of
@@ -169,10 +175,11 @@ func newCore(c *config.QuotaConfiguration) *core {
 	}
 	return &core{
 		now:        time.Now,
-		engine:     engine.New(c.Engine(counted...)...),
+		engine:     engine.New(c.EngineOptions(counted...)...),
 		dimensions: c.Pricing(), flavorOrder: c.FlavorOrder,
 		fit:         fit.New(fit.Policy(c.Placement)),
 		rules:       c.Lifecycle(),
+		beside:      c.BesideKueue(),
 		fair:        c.FairSharing != nil,
 		works:       map[engine.WorkloadID]*work{},
 		checks:      map[string]*kueue.AdmissionCheck{},

@@ -50,6 +50,13 @@ func (c *core) decide() []engine.Decision {
 		c.lookAgain()
 	}
 	c.lookAtComing(now)
+	if c.beside {
+		c.findRoom()
+		for _, id := range asked {
+			c.tell(id)
+		}
+		return nil
+	}
 	decisions := c.engine.Decide(c.fit)
 	for _, d := range decisions {
 		switch d := d.(type) {
@@ -90,7 +97,7 @@ func (c *core) reserve(w *work) bool {
 		return true
 	}
 	a := granted(w.object)
-	if a == nil {
+	if a == nil || c.beside && c.asksForRoom(w.object) {
 		return true
 	}
 	if c.served(w.object) {

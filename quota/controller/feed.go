@@ -297,6 +297,7 @@ func (c *core) released(id engine.WorkloadID) {
 	if w := c.works[id]; w != nil {
 		w.evict = nil
 		w.admit = nil
+		w.placed = w.placed && !c.beside
 	}
 	c.dirty[id] = struct{}{}
 	c.room = true

@@ -40,16 +40,17 @@ type groupKey struct {
 	total       int
 }
 
-// groupKeyOf is the group that a pod says it is in, nil if in none.
-func groupKeyOf(p *corev1.Pod) *groupKey {
+// groupKeyOf is the group that a pod says it is in, nil if in none. queue is the
+// label that names queues.
+func groupKeyOf(p *corev1.Pod, queue string) *groupKey {
 	total, err := strconv.Atoi(p.Annotations[GroupTotal])
 	if err != nil || total < 1 {
 		total = 0
 	}
-	if p.Labels[GroupLabel] == "" || p.Labels[QueueLabel] == "" {
+	if p.Labels[GroupLabel] == "" || p.Labels[queue] == "" {
 		return nil
 	}
-	return &groupKey{p.Labels[GroupLabel], p.Labels[QueueLabel], total}
+	return &groupKey{p.Labels[GroupLabel], p.Labels[queue], total}
 }
 
 // workload is the name of the group's Workload.

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -70,6 +71,8 @@ type lookout struct {
 	cache    cache.Cache
 	recorder events.EventRecorder
 	elected  <-chan struct{}
+	// manager is what was found last, where a manager of Kueue is to admit.
+	manager *string
 	// seen is when each Lease was seen being renewed, by namespace.
 	seen map[string]time.Time
 	// news are Leases that are there or were renewed.
@@ -90,16 +93,19 @@ const (
 	hooksEvery = 30 * time.Second
 )
 
-// refuseBeside is the error that keeps the controller from starting where a
-// manager of Kueue is at work.
-func refuseBeside(ctx context.Context, live client.Reader, kinds meta.RESTMapper, now time.Time) error {
+// mayStart says why the controller must not start here: the kinds of the quota API
+// are not served, or a manager of Kueue is at work that is not the one to admit.
+func (c *core) mayStart(ctx context.Context, live client.Reader, kinds meta.RESTMapper) error {
 	want := kueue.SchemeGroupVersion
 	if _, err := kinds.RESTMapping(want.WithKind("Workload").GroupKind(), want.Version); meta.IsNoMatchError(err) {
 		return fmt.Errorf("%s is not served: the kinds of the quota API are not installed, or are those of an older Kueue; apply the chart's folder crds with kubectl apply --server-side --force-conflicts", want)
 	} else if err != nil {
 		return err
 	}
-	found, err := beside.Find(ctx, live, now)
+	if c.beside {
+		return nil
+	}
+	found, err := beside.Find(ctx, live, c.now())
 	if err != nil || found == "" {
 		return err
 	}
@@ -187,6 +193,13 @@ func (l *lookout) held(ctx context.Context) (string, error) {
 
 // found takes in what was found.
 func (l *lookout) found(ctx context.Context, what string) {
+	if l.beside {
+		if first := l.manager == nil; first || *l.manager != what {
+			l.manager = &what
+			log.FromContext(ctx).WithName("beside").Info("who admits", "manager", cmp.Or(what, "none is at work: nothing is admitted until Kueue's manager runs"))
+		}
+		return
+	}
 	if !l.halt(what) {
 		return
 	}

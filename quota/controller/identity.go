@@ -62,10 +62,10 @@ func (c *core) membership(p *corev1.Pod) membership {
 			}
 		}
 	}
-	if p.Labels[QueueLabel] == "" {
+	if p.Labels[c.queueLabel()] == "" {
 		return membership{}
 	}
-	if group := groupKeyOf(p); group != nil {
+	if group := groupKeyOf(p, c.queueLabel()); group != nil {
 		return membership{workload: workloadID(p.Namespace, group.workload()), set: role(p), group: group}
 	}
 	return membership{workload: workloadID(p.Namespace, workloadName("Pod", p.Name, p.UID)), set: mainSet, owner: p.UID}

@@ -28,7 +28,7 @@ type jobReconciler struct {
 }
 
 // errNoQueue says why a job is held that no queue governs.
-var errNoQueue = errors.New("it names no queue, and here every job has to: label it with " + QueueLabel)
+var errNoQueue = errors.New("it names no queue, and here every job has to: label it with the name of one")
 
 // Reconcile implements reconcile.TypedReconciler.
 func (r *jobReconciler) Reconcile(ctx context.Context, req jobRequest) (ctrl.Result, error) {
@@ -50,7 +50,7 @@ func (r *jobReconciler) Reconcile(ctx context.Context, req jobRequest) (ctrl.Res
 	if job.GetDeletionTimestamp() != nil || job.GetUID() != fact.uid {
 		return ctrl.Result{}, nil
 	}
-	queue := QueueOf(req.kind, job)
+	queue := r.queueOf(req.kind, job)
 	if queue == "" && req.kind.Made != nil {
 		queue = fact.queue
 	}
@@ -207,13 +207,14 @@ func (s *sources) existing(ctx context.Context, key types.NamespacedName) *kueue
 	return wl
 }
 
-// QueueOf is the LocalQueue of a job: by a label on it, or on the first of its
+// queueOf is the LocalQueue of a job: by a label on it, or on the first of its
 // pod templates that has one.
-func QueueOf(k *jobs.Kind, job *unstructured.Unstructured) string {
-	if q := job.GetLabels()[QueueLabel]; q != "" {
+func (c *core) queueOf(k *jobs.Kind, job *unstructured.Unstructured) string {
+	label := c.queueLabel()
+	if q := job.GetLabels()[label]; q != "" {
 		return q
 	}
-	return k.TemplateLabel(job, QueueLabel)
+	return k.TemplateLabel(job, label)
 }
 
 func (r *jobReconciler) workloadOf(ctx context.Context, kind *jobs.Kind, job *unstructured.Unstructured, queue string) (*kueue.Workload, error) {

@@ -213,7 +213,7 @@ func (c *core) jobOf(_ context.Context, wl client.Object) []jobRequest {
 }
 
 // addJobs adds the controllers of jobs, and of the kinds that are served.
-func addJobs(mgr ctrl.Manager, cfg *config.QuotaConfiguration, s *sources, watch *kindWatch) error {
+func addJobs(mgr ctrl.Manager, cfg *config.QuotaConfiguration, s *sources, watch *kindWatch, live client.Reader) error {
 	err := ctrl.NewControllerManagedBy(mgr).Named("kind").
 		// Every replica knows the jobs: the webhook asks for them.
 		WithOptions(controller.Options{NeedLeaderElection: ptr.To(false)}).
@@ -226,7 +226,7 @@ func addJobs(mgr ctrl.Manager, cfg *config.QuotaConfiguration, s *sources, watch
 		WithOptions(controller.TypedOptions[jobRequest]{MaxConcurrentReconciles: cfg.Concurrency}).
 		WatchesRawSource(source.TypedFunc[jobRequest](s.tellJobsTo)).
 		Watches(&kueue.Workload{}, handler.TypedEnqueueRequestsFromMapFunc[client.Object, jobRequest](s.jobOf)).
-		Complete(&jobReconciler{sources: s, live: mgr.GetAPIReader()})
+		Complete(&jobReconciler{sources: s, live: live})
 	if err != nil {
 		return fmt.Errorf("job controller: %w", err)
 	}

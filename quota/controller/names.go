@@ -11,6 +11,9 @@ import (
 const (
 	// QueueLabel names the LocalQueue of a pod, job or claim.
 	QueueLabel = "kueue.x-k8s.io/queue-name"
+	// BesideQueueLabel does so where a manager of Kueue admits: there Kueue's own
+	// integrations act on QueueLabel.
+	BesideQueueLabel = "quota.sluice.dev/queue-name"
 	// PriorityLabel names a WorkloadPriorityClass.
 	PriorityLabel = "kueue.x-k8s.io/priority-class"
 )

@@ -44,7 +44,7 @@ func (c *core) sawJob(o *unstructured.Unstructured) {
 	}
 	old := c.owners[o.GetUID()]
 	f := &ownerFact{
-		kind: kind, uid: o.GetUID(), version: version(o), queue: QueueOf(kind, o), ours: jobs.Held(o) || jobs.Started(o),
+		kind: kind, uid: o.GetUID(), version: version(o), queue: c.queueOf(kind, o), ours: jobs.Held(o) || jobs.Started(o),
 		name: types.NamespacedName{Namespace: o.GetNamespace(), Name: o.GetName()},
 	}
 	if old != nil && f.version < old.version {
@@ -188,6 +188,14 @@ func (c *core) nested(f *ownerFact) bool {
 
 // Kinds are the kinds of jobs that are governed.
 func (c *Controller) Kinds() *jobs.Table { return c.core.kinds }
+
+// QueueLabel is the label that names a queue.
+func (c *Controller) QueueLabel() string { return c.core.queueLabel() }
+
+// QueueOf is the LocalQueue that a job names, "" for none.
+func (c *Controller) QueueOf(kind *jobs.Kind, job *unstructured.Unstructured) string {
+	return c.core.queueOf(kind, job)
+}
 
 // Governed says whether a job's pods, or jobs made of it, belong to it or to a
 // job above it. One that is not known counts as governed: it is about to be.

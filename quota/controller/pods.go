@@ -181,7 +181,7 @@ func (r *podReconciler) workloadOf(ctx context.Context, pod *corev1.Pod, m membe
 	}
 	return r.workload(ctx, wanted{
 		owner: pod, gvk: corev1.SchemeGroupVersion.WithKind("Pod"),
-		queue: pod.Labels[QueueLabel],
+		queue: pod.Labels[r.queueLabel()],
 		sets:  []kueue.PodSet{{Name: mainSet, Count: 1, Template: corev1.PodTemplateSpec{Spec: spec}}},
 		class: pod.Spec.PriorityClassName, priority: pod.Spec.Priority,
 	})

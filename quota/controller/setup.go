@@ -50,6 +50,7 @@ func CacheOptions() cache.Options {
 		ByObject: map[client.Object]cache.ByObject{
 			// Of all Leases, those of nodes among them, only one kind is of interest.
 			&coordinationv1.Lease{}: {Field: fields.OneTermEqualSelector("metadata.name", beside.LeaseName)},
+			&kueue.Workload{}:       {Transform: openWorkload},
 		},
 	}
 }
@@ -122,18 +123,22 @@ const (
 // Setup adds the controller to a manager. Metrics go to the registerer.
 func Setup(ctx context.Context, mgr ctrl.Manager, cfg *config.QuotaConfiguration, registry prometheus.Registerer) (*Controller, error) {
 	c := newCore(cfg)
-	if err := refuseBeside(ctx, mgr.GetAPIReader(), mgr.GetRESTMapper(), c.now()); err != nil {
+	if err := c.mayStart(ctx, mgr.GetAPIReader(), mgr.GetRESTMapper()); err != nil {
 		return nil, err
+	}
+	api, live := mgr.GetClient(), mgr.GetAPIReader()
+	if c.beside {
+		api, live = beside.NewClient(api), beside.NewReader(live)
 	}
 	m := newMetrics(registry)
 	registry.MustRegister(roomMetrics{c}, haltMetric{c})
 	recorder := mgr.GetEventRecorder("sluice-quota")
-	s := &sources{core: c, client: mgr.GetClient(), recorder: recorder, metrics: m}
+	s := &sources{core: c, client: api, recorder: recorder, metrics: m}
 
 	if err := mgr.GetFieldIndexer().IndexField(ctx, &corev1.Pod{}, podsByClaim, claimNames); err != nil {
 		return nil, err
 	}
-	watch := &kindWatch{core: c, cache: mgr.GetCache(), mapper: mgr.GetRESTMapper(), live: mgr.GetAPIReader(), running: map[*jobs.Kind]toolscache.InformerSynced{}}
+	watch := &kindWatch{core: c, cache: mgr.GetCache(), mapper: mgr.GetRESTMapper(), live: live, running: map[*jobs.Kind]toolscache.InformerSynced{}}
 	synced, err := watch.begin(ctx)
 	if err != nil {
 		return nil, err
@@ -146,22 +151,22 @@ func Setup(ctx context.Context, mgr ctrl.Manager, cfg *config.QuotaConfiguration
 	if err != nil {
 		return nil, err
 	}
-	if err := mgr.Add(&decider{core: c, metrics: m, ready: ready, caughtUp: func(ctx context.Context) error { return c.catchUp(ctx, mgr.GetAPIReader()) }}); err != nil {
+	if err := mgr.Add(&decider{core: c, metrics: m, ready: ready, caughtUp: func(ctx context.Context) error { return c.catchUp(ctx, live) }}); err != nil {
 		return nil, err
 	}
-	out := &lookout{core: c, live: mgr.GetAPIReader(), cache: mgr.GetCache(), recorder: recorder, elected: mgr.Elected(), seen: map[string]time.Time{}, news: make(chan leaseNews)}
+	out := &lookout{core: c, live: live, cache: mgr.GetCache(), recorder: recorder, elected: mgr.Elected(), seen: map[string]time.Time{}, news: make(chan leaseNews)}
 	if err := mgr.Add(out); err != nil {
 		return nil, err
 	}
-	limits := &templates{core: c, client: mgr.GetClient(), live: mgr.GetAPIReader()}
+	limits := &templates{core: c, client: api, live: live}
 	if err := mgr.Add(limits); err != nil {
 		return nil, err
 	}
-	if err := mgr.Add(newStatuses(c, mgr.GetClient(), m, recorder)); err != nil {
+	if err := addAdmission(mgr, c, api, m, recorder); err != nil {
 		return nil, err
 	}
 
-	w := &workloads{core: c, client: mgr.GetClient(), live: mgr.GetAPIReader(), ledger: newLedger(c, mgr.GetAPIReader()), recorder: recorder, metrics: m}
+	w := &workloads{core: c, client: api, live: live, ledger: newLedger(c, live), recorder: recorder, metrics: m}
 	w.reasons = newReasons(w)
 	if err := mgr.Add(w.reasons); err != nil {
 		return nil, err
@@ -180,15 +185,15 @@ func Setup(ctx context.Context, mgr ctrl.Manager, cfg *config.QuotaConfiguration
 	if err != nil {
 		return nil, fmt.Errorf("group controller: %w", err)
 	}
-	if err := addJobs(mgr, cfg, s, watch); err != nil {
+	if err := addJobs(mgr, cfg, s, watch, live); err != nil {
 		return nil, err
 	}
 	err = ctrl.NewControllerManagedBy(mgr).Named("pod").WithOptions(opts).
 		For(&corev1.Pod{}).
 		Watches(&kueue.Workload{}, handler.EnqueueRequestsFromMapFunc(c.podsOfWorkload)).
 		WatchesRawSource(source.Func(c.tellPodsTo)).
-		Watches(&resourceapi.ResourceClaim{}, handler.EnqueueRequestsFromMapFunc(podsOfClaim(mgr.GetClient()))).
-		Complete(&podReconciler{sources: s, live: mgr.GetAPIReader()})
+		Watches(&resourceapi.ResourceClaim{}, handler.EnqueueRequestsFromMapFunc(podsOfClaim(api))).
+		Complete(&podReconciler{sources: s, live: live})
 	if err != nil {
 		return nil, fmt.Errorf("pod controller: %w", err)
 	}
@@ -196,13 +201,13 @@ func Setup(ctx context.Context, mgr ctrl.Manager, cfg *config.QuotaConfiguration
 		For(&resourceapi.ResourceClaim{}).
 		Watches(&kueue.Workload{}, handler.EnqueueRequestsFromMapFunc(ownerOf(resourceapi.SchemeGroupVersion.String(), "ResourceClaim"))).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(claimsOfPod)).
-		Complete(&claimReconciler{sources: s, live: mgr.GetAPIReader()})
+		Complete(&claimReconciler{sources: s, live: live})
 	if err != nil {
 		return nil, fmt.Errorf("claim controller: %w", err)
 	}
 	p := &pulse{}
 	p.watch(ctx, c, time.Second)
-	return &Controller{core: c, live: mgr.GetAPIReader(), ready: ready, pulse: p, templates: limits}, nil
+	return &Controller{core: c, live: live, ready: ready, pulse: p, templates: limits}, nil
 }
 
 // String draws the queues and what they use, for people who look for a fault.
@@ -259,7 +264,7 @@ func (c *core) catchUp(ctx context.Context, live client.Reader) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.caughtUp, c.decides = true, true
+	c.caughtUp, c.decides = true, !c.beside
 	for id := range c.works {
 		c.tell(id)
 	}

@@ -89,6 +89,9 @@ func (s *sources) workload(ctx context.Context, w wanted) (*kueue.Workload, erro
 	// The user changed the object while it waits.
 	changed.Spec.QueueName = kueue.LocalQueueName(w.queue)
 	changed.Spec.PodSets = w.sets
+	if err := s.charge(w.owner, changed); err != nil {
+		return nil, err
+	}
 	if err := s.client.Update(ctx, changed, client.FieldOwner(FieldOwner)); err != nil {
 		return nil, err
 	}
@@ -169,6 +172,9 @@ func (s *sources) create(ctx context.Context, key types.NamespacedName, w wanted
 		return nil, err
 	}
 	wl.Spec.PriorityClassRef, wl.Spec.Priority = ref, &value
+	if err := s.charge(w.owner, wl); err != nil {
+		return nil, err
+	}
 	if err := s.client.Create(ctx, wl, client.FieldOwner(FieldOwner)); err != nil {
 		return nil, err
 	}
@@ -267,8 +273,24 @@ func (s *sources) end(ctx context.Context, wl *kueue.Workload, succeeded bool, m
 	if conditionTrue(wl, kueue.WorkloadFinished) {
 		return nil
 	}
-	reason := kueue.WorkloadFinishedReasonSucceeded
-	if !succeeded {
+	how := outcome{succeeded, message}
+	if s.beside {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		id := workloadID(wl.Namespace, wl.Name)
+		if known := s.works[id]; known != nil && known.ended == nil {
+			known.ended = &how
+			s.tell(id)
+		}
+		return nil
+	}
+	return s.markFinished(ctx, wl, how)
+}
+
+// markFinished writes that a Workload is finished.
+func (s *sources) markFinished(ctx context.Context, wl *kueue.Workload, how outcome) error {
+	reason, message := kueue.WorkloadFinishedReasonSucceeded, how.message
+	if !how.succeeded {
 		reason = kueue.WorkloadFinishedReasonFailed
 	}
 	if message == "" {

@@ -58,6 +58,11 @@ type view struct {
 	late bool
 	// stray says that it holds nothing and yet has tickets.
 	stray bool
+	// placed says that it has room, roomless why not, checked that its queue asks,
+	// ended how its owner has.
+	placed, checked bool
+	roomless        string
+	ended           *outcome
 }
 
 func (r *workloads) view(id engine.WorkloadID) view {
@@ -70,6 +75,8 @@ func (r *workloads) view(id engine.WorkloadID) view {
 	v := view{known: true, object: w.object, admit: w.admit, evict: w.evict, holds: r.holds(id), generation: w.decided}
 	v.inUse = r.inUse(id)
 	v.removed, v.late = w.lost, w.late
+	v.placed, v.roomless, v.ended = w.placed, w.roomless, w.ended
+	v.checked = w.object != nil && len(r.ourChecks(w.object)) > 0
 	v.halted, v.foreign = r.halted != "", w.foreign
 	v.ready = w.object != nil && r.podsReady(w.object)
 	if held, ok := r.engine.Holding(id); ok && w.admit == nil && w.object != nil && w.object.Status.Admission == nil {
@@ -99,6 +106,9 @@ func (r *workloads) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resul
 		wl = v.object.DeepCopy()
 	}
 
+	if r.beside {
+		return r.follow(ctx, wl, id, v)
+	}
 	switch reserved := wl.Status.Admission != nil; {
 	case conditionTrue(wl, kueue.WorkloadFinished):
 		return r.finish(ctx, wl, id, v)

@@ -82,6 +82,12 @@ func newWorld(t *testing.T) *world {
 			t.Fatal(err)
 		}
 	})
+	return worldOn(t, s)
+}
+
+// worldOn makes a namespace of its own in a cluster.
+func worldOn(t *testing.T, s *apitest.Server) *world {
+	t.Helper()
 	c, err := client.New(s.Admin, client.Options{Scheme: controller.Scheme()})
 	if err != nil {
 		t.Fatal(err)

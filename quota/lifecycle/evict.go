@@ -2,6 +2,7 @@ package lifecycle
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -115,6 +116,26 @@ func Withdraw(wl *kueue.Workload, now time.Time) {
 	const message = "An admission that came late was taken back"
 	set(wl, now, kueue.WorkloadQuotaReserved, false, kueue.WorkloadQuotaReservedReasonPendingEvaluation, message)
 	set(wl, now, kueue.WorkloadAdmitted, false, kueue.WorkloadAdmittedReasonNoReservation, "No quota is reserved")
+}
+
+// HandBack takes the reservation off a workload that Kueue has evicted, once
+// nothing is in use, as Kueue's own integrations do. again says that it may be
+// admitted again. The rest is Kueue's: the end of a back-off, the place in the
+// queue.
+func HandBack(wl *kueue.Workload, again bool, now time.Time) {
+	wl.Status.Admission = nil
+	wl.Status.ReclaimablePods = nil
+	reason, message := kueue.WorkloadEvictedByPreemption, ""
+	if c := meta.FindStatusCondition(wl.Status.Conditions, kueue.WorkloadEvicted); c != nil {
+		reason, message = c.Reason, c.Message
+	}
+	set(wl, now, kueue.WorkloadQuotaReserved, false, kueue.WorkloadQuotaReservedReasonPendingEvaluation, message)
+	set(wl, now, kueue.WorkloadAdmitted, false, kueue.WorkloadAdmittedReasonNoReservation, "No quota is reserved")
+	for _, later := range []string{kueue.WorkloadDeactivated, kueue.WorkloadEvictedByAdmissionCheck, kueue.WorkloadEvictedByPodsReadyTimeout, kueue.WorkloadEvictedByClusterQueueStopped, kueue.WorkloadEvictedByLocalQueueStopped} {
+		// These Kueue ends itself.
+		again = again && !strings.HasPrefix(reason, later)
+	}
+	set(wl, now, kueue.WorkloadRequeued, again, reason, message)
 }
 
 // Deactivate notes why a workload is to be taken out of its queue. The caller

@@ -20,6 +20,8 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/sluice-gpu/sluice/quota/internal/apitest"
+
+	"github.com/sluice-gpu/sluice/quota/controller"
 )
 
 func TestMain(m *testing.M) { os.Exit(apitest.Main(m)) }
@@ -167,4 +169,5 @@ func second[T any](_ T, err error) error { return err }
 // noBackend is asked, when pods that name no cards are gated, only for queues.
 type noBackend struct{ Backend }
 
+func (noBackend) QueueLabel() string                                 { return controller.QueueLabel }
 func (noBackend) HasLocalQueue(context.Context, string, string) bool { return true }

@@ -16,13 +16,14 @@ import (
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
 	driverconfig "github.com/sluice-gpu/sluice/driver/config"
-	"github.com/sluice-gpu/sluice/quota/controller"
 )
 
 // Checker knows the devices and the queues that there are.
 type Checker interface {
 	// Check says what is wrong with a claim, and what may be meant otherwise.
 	Check(ctx context.Context, claim *resourceapi.DeviceClaim, at *field.Path) (field.ErrorList, []string)
+	// QueueLabel is the label that names a queue.
+	QueueLabel() string
 	// HasLocalQueue says whether a namespace has a LocalQueue of a name. It may
 	// say so where it cannot be known.
 	HasLocalQueue(ctx context.Context, namespace, name string) bool
@@ -96,10 +97,10 @@ func queueing(checker Checker, next admission.HandlerFunc) admission.HandlerFunc
 		if err := json.Unmarshal(req.Object.Raw, o); err != nil {
 			return response
 		}
-		queue, labelled := o.Labels[controller.QueueLabel]
+		queue, labelled := o.Labels[checker.QueueLabel()]
 		switch {
 		case labelled && queue == "":
-			return response.WithWarnings(fmt.Sprintf("label %s is empty: no budget governs this", controller.QueueLabel))
+			return response.WithWarnings(fmt.Sprintf("label %s is empty: no budget governs this", checker.QueueLabel()))
 		case labelled && !checker.HasLocalQueue(ctx, req.Namespace, queue):
 			return response.WithWarnings(fmt.Sprintf("namespace %s has no LocalQueue %q: it waits until there is one", req.Namespace, queue))
 		}

@@ -11,6 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	"github.com/sluice-gpu/sluice/quota/controller"
 )
 
 // oneQueue knows the LocalQueue q, and warns of every claim.
@@ -34,6 +36,7 @@ func (oneQueue) Missing(_ context.Context, flavors []string, queue string) []str
 	}
 	return all
 }
+func (oneQueue) QueueLabel() string                                   { return controller.QueueLabel }
 func (oneQueue) HasLocalQueue(_ context.Context, _, name string) bool { return name == "q" }
 
 func TestQueueLabelsThatLeadNowhereAreWarnedOf(t *testing.T) {

@@ -53,6 +53,10 @@ type Tickets interface {
 // Jobs know which kinds of jobs are governed, and which jobs.
 type Jobs interface {
 	Kinds() *jobs.Table
+	// QueueLabel is the label that names a queue, QueueOf the queue that a job names
+	// by it, "" for none.
+	QueueLabel() string
+	QueueOf(kind *jobs.Kind, job *unstructured.Unstructured) string
 	// Governed says whether what a job is made of belongs to it or a job above it.
 	Governed(owner *metav1.OwnerReference) bool
 	// Unnamed says what becomes of a job that names no queue: the one that it is
@@ -143,7 +147,7 @@ func put(to map[string]string, value string, path ...string) []jsonpatch.JsonPat
 }
 
 func governed(p *corev1.Pod, known Jobs) bool {
-	if p.Labels[controller.QueueLabel] != "" {
+	if p.Labels[known.QueueLabel()] != "" {
 		return true
 	}
 	owner := metav1.GetControllerOf(p)
@@ -174,13 +178,13 @@ func suspendJobs(known Jobs) admission.HandlerFunc {
 			return admission.Allowed("")
 		}
 		var patch []jsonpatch.JsonPatchOperation
-		if controller.QueueOf(kind, u) == "" {
+		if known.QueueOf(kind, u) == "" {
 			queue, suspend := known.Unnamed(ctx, req.Namespace)
 			if !suspend || owner != nil && known.Kinds().Find(owner.APIVersion, owner.Kind) != nil {
 				return admission.Allowed("")
 			}
 			if queue != "" {
-				patch = addDeep(u, queue, []string{"metadata", "labels", controller.QueueLabel})
+				patch = addDeep(u, queue, []string{"metadata", "labels", known.QueueLabel()})
 			} else if !kind.CanSuspend() || kind.Suspended(u) {
 				return admission.Allowed("")
 			} else {

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
@@ -18,6 +19,8 @@ import (
 	"github.com/sluice-gpu/sluice/quota/jobs"
 	"github.com/sluice-gpu/sluice/quota/pricing"
 	"github.com/sluice-gpu/sluice/quota/ticket"
+
+	"github.com/sluice-gpu/sluice/quota/controller"
 )
 
 // oneTicket gives every claim the same ticket.
@@ -35,6 +38,13 @@ func (someJobs) Kinds() *jobs.Table {
 	return t
 }
 
+func (someJobs) QueueLabel() string { return controller.QueueLabel }
+func (someJobs) QueueOf(k *jobs.Kind, job *unstructured.Unstructured) string {
+	if q := job.GetLabels()[controller.QueueLabel]; q != "" {
+		return q
+	}
+	return k.TemplateLabel(job, controller.QueueLabel)
+}
 func (s someJobs) Unnamed(_ context.Context, namespace string) (string, bool) {
 	return map[string]string{"defaults": "default"}[namespace], namespace == "defaults" || namespace == "managed"
 }

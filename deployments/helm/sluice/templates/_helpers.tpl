@@ -102,3 +102,13 @@ Sets of pods are elements of a list or values of a map.
 {{- range include "sluice.jobKinds" . | fromYamlArray }}{{ if not .suspend }}{{ $all = append $all (printf "(request.kind.group == '%s' && request.kind.kind == '%s')" .group .kind) }}{{ end }}{{ end }}
 {{- if $all }}!({{ join " || " $all }}){{ else }}true{{ end }}
 {{- end }}
+
+{{/* Who admits: embedded or kueue. */}}
+{{- define "sluice.engine" -}}
+{{- .Values.quota.config.engine | default "embedded" -}}
+{{- end }}
+
+{{/* The label that names a queue. */}}
+{{- define "sluice.queueLabel" -}}
+{{- if eq (include "sluice.engine" .) "kueue" }}quota.sluice.dev/queue-name{{ else }}kueue.x-k8s.io/queue-name{{ end -}}
+{{- end }}
