@@ -85,9 +85,9 @@ func (n namespaced) find(ctx context.Context, kind, name string) (view.Subject, 
 	case s.Workload != nil:
 		s.Queue = string(s.Workload.Spec.QueueName)
 	case pod != nil:
-		s.Queue = pod.Labels[controller.QueueLabel]
+		s.Queue = controller.QueueNamed(pod.Labels)
 	case claim != nil:
-		s.Queue = claim.Labels[controller.QueueLabel]
+		s.Queue = controller.QueueNamed(claim.Labels)
 	default:
 		job := &batchv1.Job{}
 		err := n.cl.Get(ctx, types.NamespacedName{Namespace: n.namespace, Name: name}, job)
@@ -97,8 +97,8 @@ func (n namespaced) find(ctx context.Context, kind, name string) (view.Subject, 
 		if err != nil || !of("job") {
 			return s, fmt.Errorf("namespace %s has no workload, pod, claim or job of the name %s, and no workload of an object of that name", n.namespace, s.Name)
 		}
-		if s.Queue = job.Labels[controller.QueueLabel]; s.Queue == "" {
-			s.Queue = job.Spec.Template.Labels[controller.QueueLabel]
+		if s.Queue = controller.QueueNamed(job.Labels); s.Queue == "" {
+			s.Queue = controller.QueueNamed(job.Spec.Template.Labels)
 		}
 	}
 	if err := n.queue(ctx, &s); err != nil {

@@ -75,6 +75,7 @@ func TestTheChartRendersWithEverySwitchInEitherPosition(t *testing.T) {
 		"driver.guard=false":                                  nil,
 		"deviceClass.extendedResourceName=":                   nil,
 		"quota.enforce=off":                                   nil,
+		"quota.config.engine=kueue":                           nil,
 		"quota.enforce=audit":                                 nil,
 		"quota.enforce=namespaces":                            nil,
 	} {

@@ -92,7 +92,7 @@ var modules = []module{
 	// Kueue's manager, beside which the quota controller can run.
 	{
 		folder: "kueue", requires: "sigs.k8s.io/kueue", commands: []string{"sigs.k8s.io/kueue/cmd/kueue"}, ldflags: strip,
-		manifests: []string{"config/components/crd/bases/kueue.x-k8s.io_*.yaml"},
+		manifests: []string{"config/components/crd/bases/kueue.x-k8s.io_*.yaml", "config/components/webhook/manifests.yaml"},
 	},
 }
 

@@ -45,7 +45,7 @@ func Describe(l *coordinationv1.Lease) string {
 }
 
 // Advice is what to do where the embedded engine and a manager of Kueue meet.
-const Advice = "only one controller may admit Workloads: uninstall Kueue with its webhook configurations, or this quota controller"
+const Advice = "only one controller may admit Workloads: uninstall Kueue with its webhook configurations, or let it admit with engine: kueue"
 
 // Find looks once for a manager of Kueue, and says what it found, "" for
 // nothing. A webhook for Workloads counts even while nobody answers it: the API

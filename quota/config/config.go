@@ -126,11 +126,14 @@ func Decode(b []byte) (*QuotaConfiguration, error) {
 	if err != nil {
 		return nil, err
 	}
-	if c.QuotaCheckStrategy == "" {
-		c.QuotaCheckStrategy = "IgnoreUndeclared"
-	}
 	if c.Engine == "" {
 		c.Engine = "embedded"
+	}
+	if err := c.kueueDecides(); err != nil {
+		return nil, err
+	}
+	if c.QuotaCheckStrategy == "" {
+		c.QuotaCheckStrategy = "IgnoreUndeclared"
 	}
 	if c.Placement == "" {
 		c.Placement = "binpack"
@@ -164,6 +167,22 @@ func read(b []byte) (*QuotaConfiguration, error) {
 			kueueKind, strings.Join(slices.Sorted(maps.Keys(kueueFiles)), " or "))
 	}
 	return c, nil
+}
+
+// kueueDecides refuses what is Kueue's to decide where Kueue admits.
+func (c *QuotaConfiguration) kueueDecides() error {
+	if !c.BesideKueue() {
+		return nil
+	}
+	for field, set := range map[string]bool{
+		"quotaCheckStrategy": c.QuotaCheckStrategy != "", "fairSharing": c.FairSharing != nil, "waitForPodsReady": c.WaitForPodsReady != nil,
+		"holeReserveAfter": c.HoleReserveAfter.Duration != 0, "flavorOrder": c.FlavorOrder != "",
+	} {
+		if set {
+			return fmt.Errorf("%s has no effect with engine: kueue: set it in Kueue's configuration, or leave it out", field)
+		}
+	}
+	return nil
 }
 
 // Jobs are the kinds of jobs that are governed.

@@ -31,6 +31,8 @@ func TestMistakesAreNamed(t *testing.T) {
 		"presets: [hami, hami]":                                               "is there twice",
 		"flavorOrder: example.com/cost":                                       "none of the dimensions quota.sluice.dev/cards",
 		"engine: kueuue":                                                      "use embedded or kueue",
+		"{engine: kueue, fairSharing: {}}":                                    "fairSharing has no effect with engine: kueue",
+		"{engine: kueue, quotaCheckStrategy: BlockUndeclared}":                "set it in Kueue's configuration",
 		"placement: tight":                                                    "use binpack, spread, nvlink or none",
 		"concurrency: -1":                                                     "use 1 to 1000",
 		"holeReserveAfter: -5s":                                               "must not be negative",

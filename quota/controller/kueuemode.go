@@ -381,11 +381,11 @@ func (r *workloads) answer(ctx context.Context, wl *kueue.Workload, v view) (ctr
 // its waitForPodsReady asks.
 func (r *workloads) report(ctx context.Context, wl *kueue.Workload, v view) error {
 	wl = wl.DeepCopy()
-	if !v.checked && wl.Status.AdmissionChecks == nil {
-		r.event(wl, corev1.EventTypeWarning, "NotChecked", fmt.Sprintf("ClusterQueue %s admitted it without asking whether cards have room: name an AdmissionCheck of %s in its admissionChecksStrategy", wl.Status.Admission.ClusterQueue, CheckController))
-	}
 	if !lifecycle.Ready(wl, v.ready, r.now()) {
 		return nil
+	}
+	if !v.checked && !v.ready {
+		r.event(wl, corev1.EventTypeWarning, "NotChecked", fmt.Sprintf("ClusterQueue %s admitted it without asking whether cards have room: name an AdmissionCheck of %s in its admissionChecksStrategy", wl.Status.Admission.ClusterQueue, CheckController))
 	}
 	return client.IgnoreNotFound(ignoreConflict(r.write(ctx, wl)))
 }

@@ -22,7 +22,7 @@ import (
 )
 
 // besideKueue makes a world of its own in which the real manager of Kueue admits.
-func besideKueue(t *testing.T) (w *world, stopKueue func()) {
+func besideKueue(t *testing.T) (w *world, uninstall func()) {
 	t.Helper()
 	s, err := apitest.Start()
 	if err != nil {
@@ -36,7 +36,7 @@ func besideKueue(t *testing.T) (w *world, stopKueue func()) {
 		t.Fatal(err)
 	}
 	w = worldOn(t, s)
-	stopKueue = s.StartKueue(t)
+	uninstall = s.StartKueue(t)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("kueue: %s", s.Log(apitest.Kueue))
@@ -47,7 +47,7 @@ func besideKueue(t *testing.T) (w *world, stopKueue func()) {
 	if err := w.client.Create(t.Context(), check); err != nil {
 		t.Fatal(err)
 	}
-	return w, stopKueue
+	return w, uninstall
 }
 
 // checked makes a queue whose workloads are asked for room, and may evict those
@@ -90,7 +90,7 @@ func (w *world) workload(t *testing.T, owner client.Object, what string, as func
 }
 
 func TestBesideKueueItAdmitsWhatCardsHaveRoomFor(t *testing.T) {
-	w, stopKueue := besideKueue(t)
+	w, uninstall := besideKueue(t)
 	w.node(t, "a", 2, "80Gi", "", nil)
 	f := w.flavor(t, "f", nil)
 	big := w.checked(t, "big", f, "nvidia.com/gpu=3", "nvidia.com/gpu-memory=160Gi")
@@ -133,6 +133,20 @@ func TestBesideKueueItAdmitsWhatCardsHaveRoomFor(t *testing.T) {
 		c := meta.FindStatusCondition(wl.Status.Conditions, kueue.WorkloadQuotaReserved)
 		return c != nil && c.Status == metav1.ConditionFalse && strings.Contains(c.Message, "nvidia.com/gpu")
 	})
+
+	// A whole card by a limit costs all of its memory, which the budget does not have.
+	whole := ours(withLimit(pod("whole", "queue-big"), "1"))
+	w.create(t, whole)
+	wl = w.workload(t, whole, "reserved", func(wl *kueue.Workload) bool {
+		c := meta.FindStatusCondition(wl.Status.Conditions, kueue.WorkloadQuotaReserved)
+		return c != nil && c.Status == metav1.ConditionFalse && strings.Contains(c.Message, "insufficient")
+	})
+	if got := wl.Spec.PodSets[0].Template.Spec.Containers[0].Resources.Requests["nvidia.com/gpu-memory"]; got.Cmp(resource.MustParse("80Gi")) != 0 {
+		t.Errorf("a whole card is told to Kueue as %s", got.String())
+	}
+	if err := w.client.Delete(t.Context(), whole, client.GracePeriodSeconds(0)); err != nil {
+		t.Fatal(err)
+	}
 
 	// Whoever does not ask gets nothing.
 	sneak := withTemplate(pod("sneak", ""), "part")
@@ -184,7 +198,7 @@ func TestBesideKueueItAdmitsWhatCardsHaveRoomFor(t *testing.T) {
 
 	// Kueue goes, its kinds stay: the embedded engine takes over.
 	w.halt()
-	stopKueue()
+	uninstall()
 	apitest.Eventually(t, patience, "the embedded engine may start", func(context.Context) error { return w.setup(t, "") })
 	w.start(t)
 	cq := &kueue.ClusterQueue{}

@@ -1,6 +1,8 @@
 package controller
 
 import (
+	"cmp"
+
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-gpu/sluice/quota/engine"
@@ -17,6 +19,11 @@ const (
 	// PriorityLabel names a WorkloadPriorityClass.
 	PriorityLabel = "kueue.x-k8s.io/priority-class"
 )
+
+// QueueNamed is the LocalQueue that labels name, whoever admits.
+func QueueNamed(labels map[string]string) string {
+	return cmp.Or(labels[BesideQueueLabel], labels[QueueLabel])
+}
 
 // gatedBy, on a Workload or the object that it belongs to, keeps it out of its
 // queue while it is not empty.

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"syscall"
 	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // Kueue is the manager of Kueue, as `make setup` builds it.
@@ -32,9 +34,9 @@ func (s *Server) InstallKueueCRDs(t testing.TB) {
 	}
 }
 
-// StartKueue runs Kueue's manager, as the admin and without its webhooks, with its
-// integrations of batch Jobs and of pods. The result stops it.
-func (s *Server) StartKueue(t testing.TB) (stop func()) {
+// StartKueue runs Kueue's manager, as the admin, with its webhooks and its
+// integrations of batch Jobs and of pods. The result uninstalls it.
+func (s *Server) StartKueue(t testing.TB) (uninstall func()) {
 	t.Helper()
 	if err := s.startKueue(t.Context()); err != nil {
 		t.Fatal(err)
@@ -42,8 +44,21 @@ func (s *Server) StartKueue(t testing.TB) (stop func()) {
 	s.mu.Lock()
 	c := s.running[len(s.running)-1]
 	s.mu.Unlock()
-	return func() { s.end(c) }
+	return func() {
+		ctx := context.WithoutCancel(t.Context())
+		hooks := s.Clients.AdmissionregistrationV1()
+		if err := errors.Join(
+			hooks.MutatingWebhookConfigurations().Delete(ctx, kueueHooks+"mutating-webhook-configuration", metav1.DeleteOptions{}),
+			hooks.ValidatingWebhookConfigurations().Delete(ctx, kueueHooks+"validating-webhook-configuration", metav1.DeleteOptions{}),
+		); err != nil {
+			t.Error(err)
+		}
+		s.end(c)
+	}
 }
+
+// kueueHooks begins the names of its webhook configurations.
+const kueueHooks = "kueue-"
 
 // end stops one program.
 func (s *Server) end(c *exec.Cmd) {
@@ -63,7 +78,8 @@ func (s *Server) startKueue(ctx context.Context) error {
 	if _, err := s.servingCertificate(metrics); err != nil {
 		return err
 	}
-	if _, err := s.servingCertificate(s.path("kueue-certs")); err != nil {
+	authority, err := s.servingCertificate(s.path("kueue-certs"))
+	if err != nil {
 		return err
 	}
 	ports, err := freePorts(2)
@@ -92,5 +108,13 @@ integrations: {frameworks: [batch/job, pod]}
 	if err := ready(ctx, "http://"+health+"/readyz", http.DefaultClient); err != nil {
 		return fmt.Errorf("%w\n%s", err, s.tail(Kueue))
 	}
-	return nil
+	hooks, err := Manifests(Kueue, "manifests.yaml")
+	if err != nil {
+		return err
+	}
+	hooks, err = aim(hooks, fmt.Sprintf("https://127.0.0.1:%d", ports[1]), authority, kueueHooks)
+	if err != nil {
+		return err
+	}
+	return Apply(ctx, s.Admin, hooks)
 }
