@@ -180,16 +180,16 @@ func TestItAdmitsNothingWhileAManagerOfKueueIsAtWork(t *testing.T) {
 	}
 }
 
-// queueSays waits for an event on a ClusterQueue.
-func (w *world) queueSays(t *testing.T, queue, reason, says string) {
+// queueSays waits for an event on a queue, or on another object of a name.
+func (w *world) queueSays(t *testing.T, name, reason, says string) {
 	t.Helper()
-	apitest.Eventually(t, patience, "event "+reason+" on "+queue, func(ctx context.Context) error {
+	apitest.Eventually(t, patience, "event "+reason+" on "+name, func(ctx context.Context) error {
 		var all corev1.EventList
 		if err := w.client.List(ctx, &all); err != nil && !apierrors.IsNotFound(err) {
 			return err
 		}
 		for i := range all.Items {
-			if e := &all.Items[i]; e.InvolvedObject.Name == queue && e.Reason == reason && strings.Contains(e.Message, says) {
+			if e := &all.Items[i]; e.InvolvedObject.Name == name && e.Reason == reason && strings.Contains(e.Message, says) {
 				return nil
 			}
 		}

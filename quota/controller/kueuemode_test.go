@@ -129,18 +129,14 @@ func TestBesideKueueItAdmitsWhatCardsHaveRoomFor(t *testing.T) {
 	low = w.bound(t, "low")
 	over := ours(withTemplate(pod("over", "queue-small"), "part"))
 	w.create(t, over)
-	w.workload(t, over, "waits for its budget", func(wl *kueue.Workload) bool {
-		c := meta.FindStatusCondition(wl.Status.Conditions, kueue.WorkloadQuotaReserved)
-		return c != nil && c.Status == metav1.ConditionFalse && strings.Contains(c.Message, "nvidia.com/gpu")
-	})
+	wl = w.workload(t, over, "made", func(*kueue.Workload) bool { return true })
+	w.queueSays(t, wl.Name, "Pending", "insufficient unused quota for nvidia.com/gpu in flavor")
 
 	// A whole card by a limit costs all of its memory, which the budget does not have.
 	whole := ours(withLimit(pod("whole", "queue-big"), "1"))
 	w.create(t, whole)
-	wl = w.workload(t, whole, "reserved", func(wl *kueue.Workload) bool {
-		c := meta.FindStatusCondition(wl.Status.Conditions, kueue.WorkloadQuotaReserved)
-		return c != nil && c.Status == metav1.ConditionFalse && strings.Contains(c.Message, "insufficient")
-	})
+	wl = w.workload(t, whole, "made", func(*kueue.Workload) bool { return true })
+	w.queueSays(t, wl.Name, "Pending", "quota for nvidia.com/gpu-memory in flavor")
 	if got := wl.Spec.PodSets[0].Template.Spec.Containers[0].Resources.Requests["nvidia.com/gpu-memory"]; got.Cmp(resource.MustParse("80Gi")) != 0 {
 		t.Errorf("a whole card is told to Kueue as %s", got.String())
 	}

@@ -54,11 +54,17 @@ func (s *Server) StartKueue(t testing.TB) (uninstall func()) {
 			t.Error(err)
 		}
 		s.end(c)
+		if err := s.Clients.CoordinationV1().Leases(kueueNamespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+			t.Error(err)
+		}
 	}
 }
 
-// kueueHooks begins the names of its webhook configurations.
-const kueueHooks = "kueue-"
+const (
+	// kueueHooks begins the names of its webhook configurations.
+	kueueHooks     = "kueue-"
+	kueueNamespace = "kueue-system"
+)
 
 // end stops one program.
 func (s *Server) end(c *exec.Cmd) {
