@@ -32,7 +32,7 @@ func (r *jobReconciler) withdraw(ctx context.Context, kind *jobs.Kind, job *unst
 		if client.IgnoreNotFound(err) != nil {
 			return ctrl.Result{}, err
 		}
-		r.event(job, corev1.EventTypeNormal, "Withdrawn", "Withdrawn from LocalQueue %s: label %s is gone", wl.Spec.QueueName, QueueLabel)
+		r.event(job, corev1.EventTypeNormal, "Withdrawn", "Withdrawn from LocalQueue %s: label %s is gone", wl.Spec.QueueName, r.queueLabel())
 	}
 	if kind.CanSuspend() && jobs.Started(job) {
 		return r.restore(ctx, kind, job)

@@ -112,7 +112,7 @@ func gatePods(known Jobs) admission.HandlerFunc {
 			case !hold:
 				return admission.Allowed("")
 			case queue != "":
-				patch = put(p.Labels, queue, "metadata", "labels", controller.QueueLabel)
+				patch = put(p.Labels, queue, "metadata", "labels", known.QueueLabel())
 			default:
 				patch = put(p.Annotations, "true", "metadata", "annotations", jobs.HeldAnnotation)
 			}
