@@ -188,7 +188,7 @@ func TestBesideKueueItAdmitsWhatCardsHaveRoomFor(t *testing.T) {
 
 	// Room: the one that waited for it runs, though nobody touched it.
 	w.end(t, first)
-	third = w.bound(t, "third")
+	w.bound(t, "third")
 	w.usage(t, big, "nvidia.com/gpu=2", "nvidia.com/gpu-memory=100Gi")
 	w.withoutTicket(t, "sneak", "over")
 
