@@ -71,6 +71,7 @@ func command() *cobra.Command {
 }
 
 func run(o options) error {
+	controller.TuneMemory()
 	logger := klog.Background()
 	ctrl.SetLogger(logger)
 	cfg, err := config.Load(o.config)

@@ -38,6 +38,7 @@ type core struct {
 	fair  bool
 
 	works     map[engine.WorkloadID]*work
+	counts    counts
 	checks    map[string]*kueue.AdmissionCheck
 	queues    map[string]*kueue.ClusterQueue
 	locals    map[types.NamespacedName]*kueue.LocalQueue
@@ -77,6 +78,8 @@ type core struct {
 	sizes []int64
 	// published are the devices, by pool and name.
 	published map[[2]string]*pricing.Device
+	// poolNames are the pools of each flavor.
+	poolNames map[string]*flavorPools
 	// scores order the flavors; orderDue says that they may have changed.
 	scores   map[engine.FlavorName]int64
 	orderDue bool
@@ -182,6 +185,7 @@ func newCore(c *config.QuotaConfiguration) *core {
 		beside:      c.BesideKueue(),
 		fair:        c.FairSharing != nil,
 		works:       map[engine.WorkloadID]*work{},
+		counts:      newCounts(),
 		checks:      map[string]*kueue.AdmissionCheck{},
 		queues:      map[string]*kueue.ClusterQueue{},
 		flavors:     map[string]*kueue.ResourceFlavor{},

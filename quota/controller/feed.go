@@ -185,6 +185,7 @@ func (c *core) sawWorkload(o *kueue.Workload) {
 	}
 	before := w.object
 	w.object, w.lost, w.late = o, false, false
+	c.counts.set(id, o)
 	c.noteForeign(w, before)
 	if o.Status.Admission == nil {
 		w.giving, w.beyond = nil, nil
@@ -282,6 +283,7 @@ func (c *core) forget(id engine.WorkloadID) {
 	c.fit.RemoveWorkload(id)
 	delete(c.writing, id)
 	delete(c.works, id)
+	c.counts.set(id, nil)
 	delete(c.dirty, id)
 	delete(c.unplaced, id)
 	c.room = true
@@ -347,7 +349,7 @@ func (c *core) sawNode(o *corev1.Node) {
 // devicesChanged drops what was derived from devices and looks at everything
 // that waits once more.
 func (c *core) devicesChanged() {
-	c.fleets, c.sizes, c.published, c.orderDue = nil, nil, nil, true
+	c.fleets, c.sizes, c.published, c.poolNames, c.orderDue = nil, nil, nil, nil, true
 	c.repriceAll()
 	c.room = true
 }
@@ -384,7 +386,7 @@ func namesTemplate(wl *kueue.Workload, template string) bool {
 
 func (c *core) sawPod(o *corev1.Pod) {
 	old := c.pods[o.UID]
-	if old != nil && version(o) < old.version {
+	if old != nil && known(version(o), old.version) {
 		return
 	}
 	c.placePodFact(o)
@@ -432,8 +434,17 @@ func (c *core) placePodFact(o *corev1.Pod) {
 		}
 		c.podsOf[f.workload][o.UID] = f
 		c.settle(f)
-		c.tell(f.workload)
+		if old == nil || !f.same(old) {
+			c.tell(f.workload)
+		}
 	}
+}
+
+// same says whether a pod matters to its workload as it did before: most of its
+// changes are of other things.
+func (p *podFact) same(before *podFact) bool {
+	return p.workload == before.workload && p.set == before.set && p.owner == before.owner && p.bound == before.bound &&
+		p.gated == before.gated && p.ended == before.ended && p.ready == before.ready && p.told == before.told && p.deleting == before.deleting
 }
 
 func (c *core) lostPod(uid types.UID) {
@@ -487,7 +498,7 @@ func (c *core) allocated(f *podFact) int {
 func (c *core) sawClaim(o *resourceapi.ResourceClaim) {
 	name := types.NamespacedName{Namespace: o.Namespace, Name: o.Name}
 	old := c.claims[name]
-	if old != nil && old.UID == o.UID && older(o, old) {
+	if old != nil && old.UID == o.UID && known(version(o), version(old)) {
 		return
 	}
 	if old != nil && old.UID != o.UID {
@@ -532,11 +543,20 @@ func (c *core) sawClaim(o *resourceapi.ResourceClaim) {
 			c.tell(id)
 		}
 	}
+	if bare(o) && (old == nil || bare(old)) {
+		// Its pod looks after it; nothing is charged or used yet.
+		return
+	}
 	for _, owner := range o.OwnerReferences {
 		if f := c.pods[owner.UID]; f != nil && f.workload != "" {
 			c.tell(f.workload)
 		}
 	}
+}
+
+// bare says that a claim has neither a ticket nor devices.
+func bare(o *resourceapi.ResourceClaim) bool {
+	return o.Status.Allocation == nil && chargedTo(o) == ""
 }
 
 // nodeOf is the node to which the devices of a claim belong, "" if there is no
@@ -590,10 +610,10 @@ func chargedTo(o *resourceapi.ResourceClaim) engine.WorkloadID {
 	return ""
 }
 
-// older says whether a was seen before b by the API server. What a reconciler
-// has just written is taken in at once; the caches may still deliver what was
-// before it.
-func older(a, b metav1.Object) bool { return version(a) < version(b) }
+// known says whether a version of an object says nothing new to who has seen
+// another one. What a reconciler has just written is taken in at once; the caches
+// deliver it again, and perhaps what was before it.
+func known(this, seen uint64) bool { return this < seen || this == seen && this != 0 }
 
 // version is an object's resourceVersion; they are ordered (KEP-5504).
 func version(o metav1.Object) uint64 {

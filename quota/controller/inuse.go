@@ -25,6 +25,14 @@ type users struct {
 	flavors map[string][]string
 }
 
+// leaving says whether anything is being deleted: only then is it asked who uses
+// what.
+func leaving(queues []kueue.ClusterQueue, locals []kueue.LocalQueue, flavors []kueue.ResourceFlavor) bool {
+	return slices.ContainsFunc(queues, func(o kueue.ClusterQueue) bool { return o.DeletionTimestamp != nil }) ||
+		slices.ContainsFunc(locals, func(o kueue.LocalQueue) bool { return o.DeletionTimestamp != nil }) ||
+		slices.ContainsFunc(flavors, func(o kueue.ResourceFlavor) bool { return o.DeletionTimestamp != nil })
+}
+
 func (c *core) users() users {
 	c.mu.Lock()
 	defer c.mu.Unlock()

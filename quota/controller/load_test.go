@@ -10,10 +10,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -56,6 +58,21 @@ func (l *load) make(t testing.TB, o client.Object) {
 	t.Helper()
 	if err := l.client.Create(t.Context(), o); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// watch watches objects of the namespace default, from a version on. It is
+// patient: a server under load refuses, or says that its cache is behind.
+func (l *load) watch(t testing.TB, list client.ObjectList, from string) watch.Interface {
+	t.Helper()
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		w, err := l.client.Watch(t.Context(), list, client.InNamespace("default"), &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: from}})
+		if err == nil {
+			return w
+		}
+		if time.Now().After(deadline) || apierrors.IsResourceExpired(err) {
+			t.Fatal(err)
+		}
 	}
 }
 
@@ -141,6 +158,7 @@ func workloadsAlone(t testing.TB, n int) cost {
 	news := follow(following, t, l.client, &kueue.WorkloadList{}, "")
 	began := time.Now()
 	r := startReplica(t, l.Server, false, "")
+	done := r.profiled(t, "workloads")
 
 	used := map[int]int64{}
 	held := map[types.UID]int64{}
@@ -193,6 +211,7 @@ func workloadsAlone(t testing.TB, n int) cost {
 	took := time.Since(began)
 	close(finish)
 	wg.Wait()
+	done()
 	events := l.events(t)
 	return cost{took: took, cpu: r.cpu(t), writes: r.writes(t) - events, events: events}
 }
@@ -231,10 +250,7 @@ func (l *load) events(t testing.TB) float64 {
 // is open. It returns how long each took from its creation.
 func podsWithClaims(t testing.TB, l *load, name string, n int, pace time.Duration) []time.Duration {
 	ctx := t.Context()
-	watch, err := l.client.Watch(ctx, &corev1.PodList{}, client.InNamespace("default"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	watch := l.watch(t, &corev1.PodList{}, "")
 	defer func() { watch.Stop() }()
 	var mu sync.Mutex
 	made := map[string]time.Time{}
@@ -266,17 +282,13 @@ func podsWithClaims(t testing.TB, l *load, name string, n int, pace time.Duratio
 		case <-patience:
 			t.Fatalf("%d of %d gates are open", len(open), n)
 		case e, ok := <-watch.ResultChan():
-			if !ok {
+			p, is := e.Object.(*corev1.Pod)
+			if !ok || !is {
 				// The server ends watches that fall behind; a new one begins with
 				// what there is.
-				if watch, err = l.client.Watch(ctx, &corev1.PodList{}, client.InNamespace("default")); err != nil {
-					t.Fatal(err)
-				}
+				watch.Stop()
+				watch = l.watch(t, &corev1.PodList{}, "")
 				continue
-			}
-			p, ok := e.Object.(*corev1.Pod)
-			if !ok {
-				t.Fatalf("watch: %v", e.Object)
 			}
 			mu.Lock()
 			at, mine := made[p.Name]
@@ -366,13 +378,16 @@ func BenchmarkPods(b *testing.B) {
 	if err := l.StartControllerManager("resourceclaim-controller"); err != nil {
 		b.Fatal(err)
 	}
-	l.podBudget(b, b.N/50, 8)
+	// Room for all: 64 slices a node, and nobody ends.
+	l.podBudget(b, 1+(b.N+300)/50, 8)
 	r := startReplica(b, l.Server, false, "")
 	alone := podsWithClaims(b, l, "alone", 300, 100*time.Millisecond)
 	cpu, writes, events := r.cpu(b), r.writes(b), l.events(b)
+	done := r.profiled(b, "pods")
 	began := time.Now()
 	podsWithClaims(b, l, "many", b.N, 0)
 	took := time.Since(began)
+	done()
 	b.ReportMetric(n/took.Seconds(), "gates/s")
 	b.ReportMetric(1000*(r.cpu(b)-cpu)/n, "cpu-ms/pod")
 	e := l.events(b) - events

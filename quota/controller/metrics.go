@@ -151,7 +151,7 @@ func (m *metrics) evicted(queue string, v lifecycle.Verdict, cause string) {
 }
 
 // queue sets the gauges of a ClusterQueue.
-func (m *metrics) queue(q *kueue.ClusterQueue, known engine.QueueStatus, t *tally) {
+func (m *metrics) queue(q *kueue.ClusterQueue, known engine.QueueStatus, t tally) {
 	m.pending.WithLabelValues(q.Name, "active").Set(float64(known.Pending - known.Parked))
 	m.pending.WithLabelValues(q.Name, "inadmissible").Set(float64(known.Parked))
 	m.active.WithLabelValues(q.Name).Set(float64(t.reserving))

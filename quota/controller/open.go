@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"maps"
+	"math"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -156,7 +157,7 @@ func (c *core) born(pod types.UID) bool {
 // update. A pod that came without the gate gets the ticket alone: the API server
 // lets nothing else be added.
 func (r *podReconciler) letGo(ctx context.Context, pod *corev1.Pod, wl *kueue.Workload, given *kueue.PodSetAssignment, birth *ticket.Ticket) error {
-	before := pod.DeepCopy()
+	before := gatedPart(pod)
 	pod = pod.DeepCopy()
 	if birth != nil {
 		text, err := encodeBirth(birth)
@@ -174,11 +175,28 @@ func (r *podReconciler) letGo(ctx context.Context, pod *corev1.Pod, wl *kueue.Wo
 	defer done()
 	// The status patch before has moved the version; what guards this one is
 	// the list of gates, which nobody else may change.
-	if err := r.client.Patch(ctx, pod, client.MergeFrom(before), client.FieldOwner(FieldOwner)); err != nil {
+	patch, err := client.MergeFrom(before).Data(gatedPart(pod))
+	if err != nil {
 		return err
 	}
-	r.saw(pod.DeepCopy())
+	if err := r.client.Patch(ctx, pod, client.RawPatch(types.MergePatchType, patch), client.FieldOwner(FieldOwner)); err != nil {
+		return err
+	}
+	r.saw(pod)
 	return nil
+}
+
+// gatedPart is the part of a pod that opening its gate may change. The rest
+// need not be compared.
+func gatedPart(pod *corev1.Pod) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Labels: maps.Clone(pod.Labels), Annotations: maps.Clone(pod.Annotations)},
+		Spec: corev1.PodSpec{
+			SchedulingGates: slices.Clone(pod.Spec.SchedulingGates),
+			NodeSelector:    maps.Clone(pod.Spec.NodeSelector),
+			Tolerations:     slices.Clone(pod.Spec.Tolerations),
+		},
+	}
 }
 
 // ungate removes the gate from a pod in memory, and puts into it what its
@@ -276,6 +294,10 @@ func (r *podReconciler) placePod(pod *corev1.Pod, wl *kueue.Workload, a *kueue.A
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	id := workloadID(wl.Namespace, wl.Name)
+	if r.pods[pod.UID] == nil && !r.gone.has(pod.UID) {
+		// The caches have shown it here first.
+		r.sawPod(pod)
+	}
 	given := engineSet(r.kept(r.works[id], a), set)
 	if given == nil {
 		return "", errWait
@@ -377,30 +399,58 @@ func (c *core) ticketFor(ask claimRequest, wl *kueue.Workload, a *kueue.Admissio
 	}, nil
 }
 
+// flavorPools are the pools of a flavor's nodes, in order.
+type flavorPools struct {
+	all    []string
+	byNode map[string][]string
+}
+
 // pools lists the pools that a ticket of a flavor names, those of the nominated
 // node first, as many as a ticket holds.
 func (c *core) pools(flavor, node string) []string {
-	all := c.poolsOf(flavor, node)
-	return all[:min(len(all), ticket.MaxPools)]
+	return c.firstPools(flavor, node, ticket.MaxPools)
 }
 
 // poolsOf lists all pools of a flavor, those of a node first.
 func (c *core) poolsOf(flavor, node string) []string {
+	return c.firstPools(flavor, node, math.MaxInt)
+}
+
+// firstPools are so many of them at most.
+func (c *core) firstPools(flavor, node string, most int) []string {
+	p := c.poolNames[flavor]
+	if p == nil {
+		p = c.listPools(flavor)
+		if c.poolNames == nil {
+			c.poolNames = map[string]*flavorPools{}
+		}
+		c.poolNames[flavor] = p
+	}
+	names := slices.Clone(p.byNode[node])
+	for _, name := range p.all {
+		if len(names) >= most {
+			break
+		}
+		if !slices.Contains(p.byNode[node], name) {
+			names = append(names, name)
+		}
+	}
+	return names[:min(len(names), most)]
+}
+
+func (c *core) listPools(flavor string) *flavorPools {
+	p := &flavorPools{byNode: map[string][]string{}}
 	seen := map[string]bool{}
-	var first, rest []string
 	for _, name := range slices.Sorted(maps.Keys(c.slices)) {
 		s := c.slices[name]
 		if s.Spec.Driver != pricing.DriverName || seen[s.Spec.Pool.Name] || s.Spec.NodeName == nil || !c.inFlavor(*s.Spec.NodeName, flavor) {
 			continue
 		}
 		seen[s.Spec.Pool.Name] = true
-		if *s.Spec.NodeName == node {
-			first = append(first, s.Spec.Pool.Name)
-		} else {
-			rest = append(rest, s.Spec.Pool.Name)
-		}
+		p.all = append(p.all, s.Spec.Pool.Name)
+		p.byNode[*s.Spec.NodeName] = append(p.byNode[*s.Spec.NodeName], s.Spec.Pool.Name)
 	}
-	return append(first, rest...)
+	return p
 }
 
 // revoke takes back the tickets of a pod's claims that are not allocated. The

@@ -173,12 +173,12 @@ func (r *podReconciler) workloadOf(ctx context.Context, pod *corev1.Pod, m membe
 		}
 		return wl, nil
 	}
-	// Gates, flavors and the node are what admission adds; the rest is the pod's.
-	spec := *pod.Spec.DeepCopy()
-	spec.SchedulingGates, spec.NodeName = nil, ""
 	if wl := r.own(ctx, pod); wl != nil && (wl.Status.Admission != nil || !HasGate(pod) || ended(pod)) {
 		return wl, nil
 	}
+	// Gates, flavors and the node are what admission adds; the rest is the pod's.
+	spec := *pod.Spec.DeepCopy()
+	spec.SchedulingGates, spec.NodeName = nil, ""
 	return r.workload(ctx, wanted{
 		owner: pod, gvk: corev1.SchemeGroupVersion.WithKind("Pod"),
 		queue: pod.Labels[r.queueLabel()],

@@ -50,16 +50,22 @@ func replicaMain(orders string) error {
 	if err != nil {
 		return err
 	}
+	controller.TuneMemory()
 	lease := time.Duration(o.LeaseSeconds) * time.Second
-	mgr, err := ctrl.NewManager(&rest.Config{
+	api := &rest.Config{
 		Host: o.Host, BearerToken: o.Token,
 		TLSClientConfig: rest.TLSClientConfig{CAFile: o.CAFile, ServerName: o.ServerName},
 		Impersonate:     rest.ImpersonationConfig{UserName: account, Groups: []string{"system:serviceaccounts", "system:serviceaccounts:sluice-system", "system:authenticated"}},
 		QPS:             controller.QPS, Burst: controller.Burst,
-	}, ctrl.Options{
-		Scheme:                  controller.Scheme(),
-		Cache:                   controller.CacheOptions(),
-		Metrics:                 metricsserver.Options{BindAddress: o.Metrics},
+	}
+	seen := &requests{}
+	seen.watch(api)
+	mgr, err := ctrl.NewManager(api, ctrl.Options{
+		Scheme: controller.Scheme(),
+		Cache:  controller.CacheOptions(),
+		Metrics: metricsserver.Options{BindAddress: o.Metrics, ExtraHandlers: map[string]http.Handler{
+			"/requests": seen, "/cpu": &cpuProfile{}, "/allocations": http.HandlerFunc(allocations),
+		}},
 		Controller:              crconfig.Controller{SkipNameValidation: ptr.To(true)},
 		LeaderElection:          o.Elect,
 		LeaderElectionID:        "sluice-quota",

@@ -97,19 +97,24 @@ func (s *statuses) writeAll(ctx context.Context) error {
 	if err := s.client.List(ctx, &flavors); err != nil {
 		return err
 	}
-	counts, u := s.count(), s.users()
+	counts, u := s.count(), users{}
+	if leaving(queues.Items, locals.Items, flavors.Items) {
+		u = s.users()
+	}
 	var last error
 	for i := range queues.Items {
 		q := &queues.Items[i]
 		who := u.queues[q.Name]
-		if err := errors.Join(s.clusterQueue(ctx, q, counts, who), s.keep(ctx, q.DeepCopy(), who)); err != nil {
+		// The finalizer first: what is written of the status would make it a conflict,
+		// again and again while the queue is busy.
+		if err := errors.Join(s.keep(ctx, q, who), s.clusterQueue(ctx, q, counts, who)); err != nil {
 			last = err
 		}
 	}
 	for i := range locals.Items {
 		q := &locals.Items[i]
 		who := u.locals[client.ObjectKeyFromObject(q)]
-		if err := errors.Join(s.localQueue(ctx, q, counts, who), s.keep(ctx, q.DeepCopy(), who)); err != nil {
+		if err := errors.Join(s.keep(ctx, q, who), s.localQueue(ctx, q, counts, who)); err != nil {
 			last = err
 		}
 	}
@@ -148,76 +153,6 @@ func (s *statuses) forgetGone(queues []kueue.ClusterQueue, locals []kueue.LocalQ
 	s.shownQueues, s.shownLocals = there, alsoThere
 }
 
-// tally is what a queue's workloads add up to.
-type tally struct {
-	pending, reserving, admitted int32
-	// reserved is what is charged, used the part of it that is admitted.
-	reserved, used usage
-}
-
-type usage map[engine.FlavorName]engine.Amounts
-
-func (u usage) add(a engine.Assignment) {
-	for _, set := range a.PodSets {
-		for r, n := range set.Usage {
-			f := set.Flavors[r]
-			if u[f] == nil {
-				u[f] = engine.Amounts{}
-			}
-			u[f][r] = u[f][r].Add(n)
-		}
-	}
-}
-
-func newTally() *tally { return &tally{reserved: usage{}, used: usage{}} }
-
-// counts are the tallies of queues.
-type counts struct {
-	queues map[string]*tally
-	locals map[types.NamespacedName]*tally
-}
-
-func (c counts) queue(name string) *tally {
-	if c.queues[name] == nil {
-		c.queues[name] = newTally()
-	}
-	return c.queues[name]
-}
-
-func (c counts) local(name types.NamespacedName) *tally {
-	if c.locals[name] == nil {
-		c.locals[name] = newTally()
-	}
-	return c.locals[name]
-}
-
-func (c *core) count() counts {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	to := counts{queues: map[string]*tally{}, locals: map[types.NamespacedName]*tally{}}
-	for _, w := range c.works {
-		if w.object == nil || conditionTrue(w.object, kueue.WorkloadFinished) {
-			continue
-		}
-		local := to.local(types.NamespacedName{Namespace: w.object.Namespace, Name: string(w.object.Spec.QueueName)})
-		a := w.object.Status.Admission
-		if a == nil {
-			local.pending++
-			continue
-		}
-		charge := translate.Charge(w.object)
-		for _, t := range []*tally{local, to.queue(string(a.ClusterQueue))} {
-			t.reserving++
-			t.reserved.add(charge)
-			if conditionTrue(w.object, kueue.WorkloadAdmitted) {
-				t.admitted++
-				t.used.add(charge)
-			}
-		}
-	}
-	return to
-}
-
 // write writes a status, if it has changed, when its turn comes.
 func (s *statuses) write(ctx context.Context, o client.Object, before, after any) error {
 	if equality.Semantic.DeepEqual(before, after) {
@@ -237,7 +172,7 @@ func (s *statuses) clusterQueue(ctx context.Context, q *kueue.ClusterQueue, all 
 	if !ok {
 		return nil
 	}
-	t := all.queue(q.Name)
+	t := all.queues[q.Name]
 	changed := q.DeepCopy()
 	st := &changed.Status
 	st.PendingWorkloads = int32(known.Pending)
@@ -251,7 +186,7 @@ func (s *statuses) clusterQueue(ctx context.Context, q *kueue.ClusterQueue, all 
 					if have.Flavor != engine.FlavorName(f.Name) || have.Resource != engine.Resource(quota.Name) {
 						continue
 					}
-					now := t.used[have.Flavor][have.Resource]
+					now := t.used.of(have.Flavor, have.Resource)
 					reserved.Resources = append(reserved.Resources, resourceUsage(quota.Name, have.Resource, have.Used, have.Borrowed))
 					used.Resources = append(used.Resources, resourceUsage(quota.Name, have.Resource, now, max(0, now-have.Nominal)))
 					s.measure(q.Name, string(f.Name), &quota, have, now)
@@ -310,7 +245,7 @@ func unit(r engine.Resource) float64 {
 }
 
 func (s *statuses) localQueue(ctx context.Context, q *kueue.LocalQueue, all counts, users []string) error {
-	t := all.local(types.NamespacedName{Namespace: q.Namespace, Name: q.Name})
+	t := all.locals[types.NamespacedName{Namespace: q.Namespace, Name: q.Name}]
 	s.mu.Lock()
 	parent := s.queues[string(q.Spec.ClusterQueue)]
 	known, ok := s.engine.QueueStatus(engine.QueueName(q.Spec.ClusterQueue))
@@ -325,9 +260,9 @@ func (s *statuses) localQueue(ctx context.Context, q *kueue.LocalQueue, all coun
 				reserved, used := kueue.LocalQueueFlavorUsage{Name: f.Name}, kueue.LocalQueueFlavorUsage{Name: f.Name}
 				for _, quota := range f.Resources {
 					flavor, r := engine.FlavorName(f.Name), engine.Resource(quota.Name)
-					reserved.Resources = append(reserved.Resources, kueue.LocalQueueResourceUsage{Name: quota.Name, Total: translate.Quantity(r, t.reserved[flavor][r])})
-					used.Resources = append(used.Resources, kueue.LocalQueueResourceUsage{Name: quota.Name, Total: translate.Quantity(r, t.used[flavor][r])})
-					s.metrics.localUse.WithLabelValues(q.Name, q.Namespace, string(f.Name), string(quota.Name)).Set(float64(t.used[flavor][r]) / unit(r))
+					reserved.Resources = append(reserved.Resources, kueue.LocalQueueResourceUsage{Name: quota.Name, Total: translate.Quantity(r, t.reserved.of(flavor, r))})
+					used.Resources = append(used.Resources, kueue.LocalQueueResourceUsage{Name: quota.Name, Total: translate.Quantity(r, t.used.of(flavor, r))})
+					s.metrics.localUse.WithLabelValues(q.Name, q.Namespace, string(f.Name), string(quota.Name)).Set(float64(t.used.of(flavor, r)) / unit(r))
 				}
 				st.FlavorsReservation = append(st.FlavorsReservation, reserved)
 				st.FlavorsUsage = append(st.FlavorsUsage, used)

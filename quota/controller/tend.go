@@ -24,15 +24,18 @@ import (
 // tend looks after a Workload that holds quota and is not evicted.
 func (r *workloads) tend(ctx context.Context, wl *kueue.Workload, v view) (ctrl.Result, error) {
 	now := r.now()
-	wl = wl.DeepCopy()
 	if target := meta.FindStatusCondition(wl.Status.Conditions, kueue.WorkloadDeactivationTarget); target != nil && target.Status == metav1.ConditionTrue {
 		// Noted before, and cut short.
 		return ctrl.Result{}, r.deactivate(ctx, wl)
 	}
 	if !conditionTrue(wl, kueue.WorkloadAdmitted) {
-		return ctrl.Result{}, r.check(ctx, wl, now)
+		return ctrl.Result{}, r.check(ctx, wl.DeepCopy(), now)
 	}
-	changed := r.rules.PodsReady != nil && lifecycle.Ready(wl, v.ready, now)
+	changed := false
+	if r.rules.PodsReady != nil {
+		wl = wl.DeepCopy()
+		changed = lifecycle.Ready(wl, v.ready, now)
+	}
 	verdict, again := lifecycle.Due(wl, r.rules, now)
 	if verdict != nil {
 		return ctrl.Result{}, r.condemn(ctx, wl, *verdict)
@@ -77,6 +80,7 @@ func (r *workloads) condemn(ctx context.Context, wl *kueue.Workload, v lifecycle
 	if !v.Deactivate {
 		return r.evict(ctx, wl, v)
 	}
+	wl = wl.DeepCopy()
 	lifecycle.Deactivate(wl, v, r.now())
 	if err := r.write(ctx, wl); err != nil {
 		return err

@@ -96,18 +96,24 @@ func (r *workloads) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resul
 	if !v.known || v.object == nil {
 		return ctrl.Result{}, nil
 	}
-	wl := &kueue.Workload{}
-	if err := r.client.Get(ctx, req.NamespacedName, wl); apierrors.IsNotFound(err) {
+	if v.removed {
 		return r.missing(ctx, id, v)
-	} else if err != nil {
-		return ctrl.Result{}, err
 	}
-	if version(wl) < version(v.object) {
-		wl = v.object.DeepCopy()
+	result, err := r.look(ctx, id, v)
+	if apierrors.IsNotFound(err) {
+		// Its removal is on its way here.
+		return ctrl.Result{RequeueAfter: recheck}, nil
 	}
+	return result, err
+}
 
+// look does what is due for a Workload. It looks at the version that the core
+// knows, which belongs to all and may be newer than the one in the caches: who
+// writes makes a copy, and what is written fails where another version has won.
+func (r *workloads) look(ctx context.Context, id engine.WorkloadID, v view) (ctrl.Result, error) {
+	wl := v.object
 	if r.beside {
-		return r.follow(ctx, wl, id, v)
+		return r.follow(ctx, wl.DeepCopy(), id, v)
 	}
 	switch reserved := wl.Status.Admission != nil; {
 	case conditionTrue(wl, kueue.WorkloadFinished):
@@ -125,8 +131,11 @@ func (r *workloads) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resul
 	case reserved && wl.DeletionTimestamp != nil:
 		return r.depart(ctx, wl, v)
 	case reserved:
-		if err := r.protect(ctx, wl); err != nil {
-			return ctrl.Result{}, err
+		if len(wl.OwnerReferences) > 0 && !controllerutil.ContainsFinalizer(wl, Finalizer) {
+			wl = wl.DeepCopy()
+			if err := r.protect(ctx, wl); err != nil {
+				return ctrl.Result{}, err
+			}
 		}
 		return r.tend(ctx, wl, v)
 	case v.admit != nil && wl.Generation != v.generation:
@@ -135,7 +144,12 @@ func (r *workloads) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resul
 		r.failed(id, time.Time{})
 		return ctrl.Result{}, nil
 	case v.admit != nil:
-		return ctrl.Result{}, r.admit(ctx, wl, v.admit)
+		err := r.admit(ctx, wl, v.admit)
+		if apierrors.IsConflict(err) && r.outdated(ctx, v) {
+			r.failed(id, time.Time{})
+			return ctrl.Result{}, nil
+		}
+		return ctrl.Result{}, err
 	case v.lost != nil && v.inUse && wl.DeletionTimestamp == nil:
 		return ctrl.Result{}, r.restore(ctx, wl, *v.lost)
 	case v.lost != nil && v.holds:
@@ -156,12 +170,15 @@ func (r *workloads) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Resul
 	return r.wait(ctx, wl, id)
 }
 
+// outdated says that the caches show another spec than the one that was decided on,
+// of which the core has not heard yet.
+func (r *workloads) outdated(ctx context.Context, v view) bool {
+	now := &kueue.Workload{}
+	return r.client.Get(ctx, client.ObjectKeyFromObject(v.object), now) == nil && now.Generation != v.generation
+}
+
 // missing handles a Workload that is gone while the engine still counts it.
 func (r *workloads) missing(ctx context.Context, id engine.WorkloadID, v view) (ctrl.Result, error) {
-	if !v.removed {
-		// Made here a moment ago; the caches will show it.
-		return ctrl.Result{RequeueAfter: recheck}, nil
-	}
 	if !v.holds {
 		if charged, err := r.ledger.charged(ctx, v.object); err != nil || charged {
 			return ctrl.Result{RequeueAfter: recheck}, err

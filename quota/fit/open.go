@@ -3,8 +3,10 @@ package fit
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/sluice-gpu/sluice/quota/engine"
@@ -75,8 +77,14 @@ func (s *State) Open(id engine.WorkloadID, a *engine.PodSetAssignment, pod types
 		s.counts.Moved++
 	}
 	found.pod = pod
+	freed := s.freed
 	s.removeSlots(w, func(sl *slot) bool { return sl == mine })
 	s.addSlot(w, found)
+	if mine != nil && !mine.awaited && found.takes(mine) {
+		// It has taken the place that was promised. Nobody else has more room for
+		// that: what is safe beside a pod on its way is so beside a promise.
+		s.freed = freed
+	}
 	return found.node, nil
 }
 
@@ -141,6 +149,14 @@ func (s *State) overdue(mine *slot) bool {
 		mine.since = now
 	}
 	return now.Sub(mine.since) >= yieldAfter
+}
+
+// takes says whether a slot takes the same of the same node as another.
+func (sl *slot) takes(other *slot) bool {
+	return sl.node == other.node && equality.Semantic.DeepEqual(sl.requests, other.requests) &&
+		slices.EqualFunc(sl.devices, other.devices, func(a, b device) bool {
+			return a.key == b.key && a.id == b.id && equality.Semantic.DeepEqual(a.ConsumedCapacity, b.ConsumedCapacity)
+		})
 }
 
 // again tries the promised node first.
