@@ -2,6 +2,7 @@ package fit
 
 import (
 	"cmp"
+	"encoding/binary"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -89,9 +90,9 @@ func (s *State) safe(n *node, l line, without map[engine.WorkloadID]bool) bool {
 	}
 	v := s.claimed(n, without)
 	if d := s.counting(n, v, all); d != nil {
-		return l.everyOrder(d, v, kinds)
+		return len(l.awaited) == 0 && d.ample(all) || l.everyOrder(&limited{d, mostDealt}, v, kinds)
 	}
-	return len(all) <= mostAsked && l.everyOrder(&asking{s: s, n: n, v: v}, v, kinds)
+	return len(all) <= mostAsked && l.everyOrder(&limited{&asking{s: s, n: n, v: v}, mostAnswered}, v, kinds)
 }
 
 // simple says that claims ask for one device, so that like ones are served as
@@ -113,6 +114,8 @@ type dealer interface {
 	deal(sl *slot) ([]piece, bool)
 	// back takes back what was dealt last.
 	back()
+	// mark appends what stands for all that is left, nil if nothing does.
+	mark(to []byte) []byte
 }
 
 // piece is what is taken of one card of a view.
@@ -123,11 +126,23 @@ type piece struct {
 }
 
 // everyOrder serves those on their way in every order, the promised after them.
-// Of those that ask alike it does not matter who is first.
+// Of those that ask alike it does not matter who is first, nor by which order so
+// much was left. It ends with the first that is not served.
 func (l *line) everyOrder(d dealer, v *view, kinds []kind) bool {
 	var took []piece
+	been := map[string]bool{}
 	var next func() bool
 	next = func() bool {
+		var at []byte
+		for _, k := range kinds {
+			at = binary.AppendUvarint(at, uint64(k.left))
+		}
+		if at = d.mark(at); at != nil {
+			if been[string(at)] {
+				return true
+			}
+			been[string(at)] = true
+		}
 		last := true
 		for i := range kinds {
 			if kinds[i].left == 0 {
