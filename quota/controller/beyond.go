@@ -40,8 +40,8 @@ func (c *core) beyond(id engine.WorkloadID, wl *kueue.Workload, set string, pod 
 		w.beyond = map[types.UID]struct{}{}
 	}
 	_, told := w.beyond[pod]
-	e := &beyondError{set: set, count: count, first: !told, job: len(w.beyond) == 0}
-	w.beyond[pod] = struct{}{}
+	e := &beyondError{set: set, count: count, first: !told, job: !w.beyondTold}
+	w.beyond[pod], w.beyondTold = struct{}{}, true
 	return e
 }
 

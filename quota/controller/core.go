@@ -144,8 +144,10 @@ type work struct {
 	// giving is how many pods of each set it does without, which its status may not
 	// show yet.
 	giving map[string]int32
-	// beyond are pods whose users know that they are more than were admitted.
-	beyond map[types.UID]struct{}
+	// beyond are pods whose users know that they are more than were admitted,
+	// beyondTold says that the job's user knows of such.
+	beyond     map[types.UID]struct{}
+	beyondTold bool
 	// reasonAt is when the numbers in its reason to wait were last refreshed.
 	reasonAt time.Time
 }

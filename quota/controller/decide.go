@@ -203,6 +203,10 @@ func (d *decider) Start(ctx context.Context) error {
 func (c *core) nextLook() (time.Time, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.halted != "" {
+		// What is due stays due until that ends, which wakes the decider.
+		return time.Time{}, false
+	}
 	next, ok := c.engine.NextTick()
 	if at := c.comingAt.Add(lookEvery); c.comingDue && (!ok || at.Before(next)) {
 		return at, true

@@ -188,7 +188,7 @@ func (c *core) sawWorkload(o *kueue.Workload) {
 	c.counts.set(id, o)
 	c.noteForeign(w, before)
 	if o.Status.Admission == nil {
-		w.giving, w.beyond = nil, nil
+		w.giving, w.beyond, w.beyondTold = nil, nil, false
 	}
 	c.tell(id)
 	c.followRelease(w, before)
@@ -453,6 +453,9 @@ func (c *core) lostPod(uid types.UID) {
 		return
 	}
 	delete(c.pods, uid)
+	if w := c.works[f.workload]; w != nil {
+		delete(w.beyond, uid)
+	}
 	c.lostPromise(uid)
 	delete(c.podsOf[f.workload], uid)
 	if len(c.podsOf[f.workload]) == 0 {

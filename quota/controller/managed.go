@@ -114,5 +114,7 @@ func (r *podReconciler) unqueued(ctx context.Context, pod *corev1.Pod) error {
 	pod = pod.DeepCopy()
 	removeGate(pod)
 	delete(pod.Annotations, jobs.HeldAnnotation)
-	return client.IgnoreNotFound(r.client.Patch(ctx, pod, client.MergeFrom(before), client.FieldOwner(FieldOwner)))
+	// By now it may be another pod of that name, or name a queue.
+	patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
+	return client.IgnoreNotFound(r.client.Patch(ctx, pod, patch, client.FieldOwner(FieldOwner)))
 }

@@ -17,6 +17,9 @@ type Completions struct {
 	Each string
 	// Done is the path of how many there are, in such an element.
 	Done string
+	// Again is the path of a policy by which a job may begin again with what is
+	// done already: nothing is given back where there is one. Empty if no job does.
+	Again string
 }
 
 // Left is how many pods each set can still need at the most, for the sets of which
@@ -29,7 +32,7 @@ func (k *Kind) Left(job *unstructured.Unstructured) map[string]int32 {
 	left := map[string]int32{}
 	for _, p := range places {
 		c := p.at.Completions
-		if c == nil {
+		if c == nil || c.again(job) {
 			continue
 		}
 		of, found, err := unstructured.NestedInt64(p.in, fields(c.Of)...)
@@ -44,6 +47,15 @@ func (k *Kind) Left(job *unstructured.Unstructured) map[string]int32 {
 		left[p.name] = int32(min(rest*unit, math.MaxInt32))
 	}
 	return left
+}
+
+// again says whether what is done may be done once more.
+func (c *Completions) again(job *unstructured.Unstructured) bool {
+	if c.Again == "" {
+		return false
+	}
+	policy, found, err := unstructured.NestedFieldNoCopy(job.Object, fields(c.Again)...)
+	return err != nil || found && policy != nil
 }
 
 func (c *Completions) done(job *unstructured.Unstructured, set string) int64 {

@@ -15,6 +15,9 @@ func TestAJobNeedsFewerPodsTowardsItsEnd(t *testing.T) {
 		"a set of jobs": {"jobset.x-k8s.io/v1alpha2 JobSet", `{
 			spec: {replicatedJobs: [{name: a, replicas: 3, template: {spec: {parallelism: 2, completions: 2, template: T}}}, {name: b, replicas: 1, template: {spec: {template: T}}}]},
 			status: {replicatedJobsStatus: [{name: a, succeeded: 2}]}}`, "map[a:2 b:1]"},
+		"a set of jobs that may begin again": {"jobset.x-k8s.io/v1alpha2 JobSet", `{
+			spec: {failurePolicy: {maxRestarts: 3}, replicatedJobs: [{name: a, replicas: 3, template: {spec: {template: T}}}]},
+			status: {replicatedJobsStatus: [{name: a, succeeded: 2}]}}`, "map[]"},
 		"not known of others": {"kubeflow.org/v1 PyTorchJob", `{spec: {pytorchReplicaSpecs: {Worker: {template: T}}}, status: {succeeded: 3}}`, "map[]"},
 	} {
 		t.Run(name, func(t *testing.T) {

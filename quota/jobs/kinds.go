@@ -137,7 +137,7 @@ func builtIn() []Kind {
 			Sets: []Template{{
 				Name: "name", Each: "spec.replicatedJobs", Path: "template.spec.template",
 				Least: []string{"template.spec.parallelism", "template.spec.completions"}, Times: []string{"replicas"},
-				Completions: &Completions{Of: "replicas", Each: "status.replicatedJobsStatus", Done: "succeeded"},
+				Completions: &Completions{Of: "replicas", Each: "status.replicatedJobsStatus", Done: "succeeded", Again: "spec.failurePolicy"},
 			}},
 			Ends:     conditions("Failed", "Completed"),
 			SetLabel: "jobset.sigs.k8s.io/replicatedjob-name",
