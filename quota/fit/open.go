@@ -12,7 +12,8 @@ import (
 	"github.com/sluice-gpu/sluice/quota/engine"
 )
 
-// openTries bounds on how many nodes it is tried to open a gate.
+// openTries bounds on how many nodes, and in how many places promised to others of
+// its set, it is tried to open a gate.
 const openTries = 8
 
 // yieldAfter is how long a pod waits for others, who were promised room and have
@@ -49,10 +50,7 @@ func (s *State) Open(id engine.WorkloadID, a *engine.PodSetAssignment, pod types
 	found, why := s.openOn(q, t, found, mine)
 	if why != nil {
 		// What is left may be promised to others of its set, who are not there yet.
-		for _, sl := range w.slots {
-			if sl == mine || sl.pod != "" || sl.set != a.Name {
-				continue
-			}
+		for _, sl := range s.othersOf(w, mine, a.Name) {
 			t = s.lookFor(sl)
 			if found = s.again(sl, q, t); found == nil {
 				continue
@@ -86,6 +84,23 @@ func (s *State) Open(id engine.WorkloadID, a *engine.PodSetAssignment, pod types
 		s.freed = freed
 	}
 	return found.node, nil
+}
+
+// othersOf are a few places promised to pods of a set that are not there yet, other
+// ones each time: of a large gang, each pod would try those of all.
+func (s *State) othersOf(w *workload, mine *slot, set string) []*slot {
+	var all []*slot
+	for i := range w.slots {
+		sl := w.slots[(i+s.turn)%len(w.slots)]
+		if sl == mine || sl.pod != "" || sl.set != set {
+			continue
+		}
+		if all = append(all, sl); len(all) == openTries {
+			s.turn = (i + s.turn + 1) % len(w.slots)
+			break
+		}
+	}
+	return all
 }
 
 // slotFor is the slot that a pod has, or else one that its workload was promised;

@@ -35,6 +35,8 @@ type State struct {
 	roaming map[*slot]struct{}
 	// lost are the slots whose place somebody else was given.
 	lost map[*slot]struct{}
+	// turn is where a pod begins to look among the places of others of its set.
+	turn int
 
 	flavors   map[engine.FlavorName]Flavor
 	workloads map[engine.WorkloadID]*workload
