@@ -50,6 +50,11 @@ func (r *jobReconciler) Reconcile(ctx context.Context, req jobRequest) (ctrl.Res
 	if job.GetDeletionTimestamp() != nil || job.GetUID() != fact.uid {
 		return ctrl.Result{}, nil
 	}
+	if old == nil {
+		if coming, err := r.parentComing(ctx, job); coming || err != nil {
+			return ctrl.Result{RequeueAfter: recheck}, err
+		}
+	}
 	queue := r.queueOf(req.kind, job)
 	if queue == "" && req.kind.Made != nil {
 		queue = fact.queue

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
@@ -43,6 +44,30 @@ func (r *jobReconciler) unmade(ctx context.Context, kind *jobs.Kind, job *unstru
 		return nil
 	}
 	return ignoreConflict(r.suspend(ctx, kind, job))
+}
+
+// parentComing says whether the job that controls another is there and not known
+// yet, as kinds are watched apart: then it is not known either whether the other
+// has a Workload of its own, and what it is made of would be charged twice.
+func (r *jobReconciler) parentComing(ctx context.Context, job *unstructured.Unstructured) (bool, error) {
+	o := metav1.GetControllerOf(job)
+	if o == nil {
+		return false, nil
+	}
+	kind := r.kinds.Find(o.APIVersion, o.Kind)
+	r.mu.Lock()
+	known := r.owners[o.UID] != nil
+	r.mu.Unlock()
+	if kind == nil || known {
+		return false, nil
+	}
+	parent := &unstructured.Unstructured{}
+	parent.SetGroupVersionKind(kind.GroupVersionKind())
+	err := r.live.Get(ctx, types.NamespacedName{Namespace: job.GetNamespace(), Name: o.Name}, parent)
+	if apierrors.IsNotFound(err) || meta.IsNoMatchError(err) {
+		return false, nil
+	}
+	return err == nil && parent.GetUID() == o.UID, err
 }
 
 // above is the job of which another was made, nil if its kind does not make any,
