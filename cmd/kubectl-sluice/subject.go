@@ -52,6 +52,9 @@ type namespaced struct {
 // empty, singular, plural or "workload".
 func (n namespaced) find(ctx context.Context, kind, name string) (view.Subject, error) {
 	s := view.Subject{Name: name}
+	if kind == "claim" || kind == "claims" {
+		kind = "resourceclaim"
+	}
 	if kind != "" {
 		s.Name = kind + "/" + name
 	}
@@ -67,7 +70,7 @@ func (n namespaced) find(ctx context.Context, kind, name string) (view.Subject, 
 	if i := slices.IndexFunc(pods.Items, func(p corev1.Pod) bool { return p.Name == name }); i >= 0 && of("pod") {
 		pod = &pods.Items[i]
 	}
-	if i := slices.IndexFunc(claims.Items, func(c resourceapi.ResourceClaim) bool { return c.Name == name }); i >= 0 && (of("resourceclaim") || of("claim")) {
+	if i := slices.IndexFunc(claims.Items, func(c resourceapi.ResourceClaim) bool { return c.Name == name }); i >= 0 && of("resourceclaim") {
 		claim = &claims.Items[i]
 	}
 	for i := range workloads.Items {
@@ -94,6 +97,9 @@ func (n namespaced) find(ctx context.Context, kind, name string) (view.Subject, 
 		if err != nil && !apierrors.IsNotFound(err) {
 			return s, err
 		}
+		if p := oneOf(pods.Items, kind, name); p != "" && (err != nil || !of("job")) {
+			return s, fmt.Errorf("the pods of %s are workloads of their own: ask for one of them, as in pod/%s", s.Name, p)
+		}
 		if err != nil || !of("job") {
 			return s, fmt.Errorf("namespace %s has no workload, pod, claim or job of the name %s, and no workload of an object of that name", n.namespace, s.Name)
 		}
@@ -115,6 +121,23 @@ func (n namespaced) find(ctx context.Context, kind, name string) (view.Subject, 
 		}
 	}
 	return s, nil
+}
+
+// oneOf is a pod of a StatefulSet or ReplicaSet, or of a Deployment, whose
+// ReplicaSets have its name and a hash.
+func oneOf(pods []corev1.Pod, kind, name string) string {
+	is := func(word string) bool { return kind == "" || strings.TrimSuffix(kind, "s") == word }
+	for i := range pods {
+		for _, o := range pods[i].OwnerReferences {
+			set := o.Kind == "ReplicaSet" || o.Kind == "StatefulSet"
+			named := o.Name == name && is(strings.ToLower(o.Kind))
+			above := o.Kind == "ReplicaSet" && is("deployment") && o.Name == name+"-"+pods[i].Labels["pod-template-hash"]
+			if set && (named || above) {
+				return pods[i].Name
+			}
+		}
+	}
+	return ""
 }
 
 // queue reads the queues of the subject, as far as they exist.

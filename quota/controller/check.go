@@ -41,6 +41,15 @@ func (c *Controller) CohortParents(ctx context.Context) map[string]string {
 	return parents
 }
 
+// Priced are the resources that devices cost, those of the configuration too.
+func (c *Controller) Priced() []string {
+	var all []string
+	for _, r := range c.core.priced() {
+		all = append(all, string(r))
+	}
+	return all
+}
+
 // Missing says which of these ResourceFlavors, and whether the ClusterQueue, if one
 // is named, do not exist. It says nothing of what cannot be known.
 func (c *Controller) Missing(ctx context.Context, flavors []string, queue string) []string {

@@ -194,6 +194,21 @@ func TestAdmissionChecksOfOthersAreAwaited(t *testing.T) {
 	w.usage(t, queue, "nvidia.com/gpu-memory=20Gi")
 }
 
+// pending waits until a ClusterQueue says how many wait in it.
+func (w *world) pending(t *testing.T, queue string, want int32) {
+	t.Helper()
+	apitest.Eventually(t, apitest.Patience, "waiting workloads in the status of "+queue, func(ctx context.Context) error {
+		q := &kueue.ClusterQueue{}
+		if err := w.client.Get(ctx, client.ObjectKey{Name: queue}, q); err != nil {
+			return err
+		}
+		if q.Status.PendingWorkloads != want {
+			return fmt.Errorf("%d, want %d", q.Status.PendingWorkloads, want)
+		}
+		return nil
+	})
+}
+
 func TestStopPoliciesAndNamespaceLabelsHoldWithoutARestart(t *testing.T) {
 	w := newWorld(t)
 	w.node(t, "n1", 1, "80Gi", "", nil)
@@ -208,6 +223,7 @@ func TestStopPoliciesAndNamespaceLabelsHoldWithoutARestart(t *testing.T) {
 	second := quickJob("second")
 	w.create(t, second)
 	w.waits(t, second, "stop")
+	w.pending(t, queue, 1)                          // who waits in a stopped queue waits all the same
 	w.usage(t, queue, "nvidia.com/gpu-memory=20Gi") // what runs goes on
 	w.patchQueue(t, queue, `{"stopPolicy":"HoldAndDrain"}`)
 	w.becomes(t, first, "is drained", func(wl *kueue.Workload) bool { return !holdsQuota(wl) })

@@ -101,6 +101,7 @@ func (s *statuses) writeAll(ctx context.Context) error {
 	if leaving(queues.Items, locals.Items, flavors.Items) {
 		u = s.users()
 	}
+	counts.leadTo(locals.Items)
 	var last error
 	for i := range queues.Items {
 		q := &queues.Items[i]
@@ -173,6 +174,10 @@ func (s *statuses) clusterQueue(ctx context.Context, q *kueue.ClusterQueue, all 
 		return nil
 	}
 	t := all.queues[q.Name]
+	if !known.Active {
+		// Nothing is tried in it, but they wait all the same.
+		known.Pending, known.Parked = int(t.pending), int(t.pending)
+	}
 	changed := q.DeepCopy()
 	st := &changed.Status
 	st.PendingWorkloads = int32(known.Pending)

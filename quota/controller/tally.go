@@ -6,6 +6,7 @@ import (
 	"math/bits"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
 	"github.com/sluice-gpu/sluice/quota/engine"
@@ -106,6 +107,9 @@ func (c *counts) set(id engine.WorkloadID, wl *kueue.Workload) {
 	if wl == nil || conditionTrue(wl, kueue.WorkloadFinished) {
 		return
 	}
+	if wl.Status.Admission == nil && !ptr.Deref(wl.Spec.Active, true) {
+		return // deactivated: it is in no queue
+	}
 	p := contribution{local: types.NamespacedName{Namespace: wl.Namespace, Name: string(wl.Spec.QueueName)}}
 	if a := wl.Status.Admission; a != nil {
 		p.queue, p.admitted, p.charge = string(a.ClusterQueue), conditionTrue(wl, kueue.WorkloadAdmitted), translate.Charge(wl)
@@ -143,6 +147,19 @@ func change[K comparable](all map[K]tally, name K, p contribution, by int) {
 		return
 	}
 	all[name] = t
+}
+
+// leadTo adds those that wait in LocalQueues to the ClusterQueues that these lead
+// to. It is for counts that nothing is exchanged in any more.
+func (c *counts) leadTo(locals []kueue.LocalQueue) {
+	for i := range locals {
+		l := &locals[i]
+		if n := c.locals[types.NamespacedName{Namespace: l.Namespace, Name: l.Name}].pending; n > 0 {
+			t := c.queues[string(l.Spec.ClusterQueue)]
+			t.pending += n
+			c.queues[string(l.Spec.ClusterQueue)] = t
+		}
+	}
 }
 
 // count is how the queues stand now.

@@ -39,6 +39,8 @@ type Budget interface {
 	// Missing says which of these ResourceFlavors, and whether the ClusterQueue,
 	// if one is named, do not exist.
 	Missing(ctx context.Context, flavors []string, queue string) []string
+	// Priced are the resources that devices cost.
+	Priced() []string
 }
 
 // findings are what is wrong with an object, and what may be meant otherwise.
@@ -249,6 +251,12 @@ func (f *findings) groups(ctx context.Context, known Budget, groups []kueue.Reso
 			}
 		}
 	}
+	priced := known.Priced()
+	for _, r := range slices.Sorted(maps.Keys(covered)) {
+		if name := string(r); looksPriced(name) && !slices.Contains(priced, name) {
+			f.warn("devices cost nothing by the name of %s, so a quota of it does not bound them; they cost %s", name, strings.Join(priced, ", "))
+		}
+	}
 	var names []string
 	for _, name := range slices.Sorted(maps.Keys(flavors)) {
 		names = append(names, string(name))
@@ -256,6 +264,12 @@ func (f *findings) groups(ctx context.Context, known Budget, groups []kueue.Reso
 	for _, what := range known.Missing(ctx, names, "") {
 		f.warn("%s does not exist: nothing is admitted until there is one", what)
 	}
+}
+
+// looksPriced says whether a resource's name is one by which somebody may mean
+// to budget devices: the names here, HAMi's, and what is close to them.
+func looksPriced(name string) bool {
+	return strings.HasPrefix(name, "nvidia.com/gpu") || strings.HasPrefix(name, "nvidia.com/total-gpu") || strings.HasPrefix(name, "quota.sluice.dev/")
 }
 
 func (f *findings) quota(q *kueue.ResourceQuota, at *field.Path, flavor string, shared bool, by string) {

@@ -71,15 +71,16 @@ func TestMistakesInBudgetsAreNamedWhileTheyAreWritten(t *testing.T) {
 		"an elastic flavor's card":      {"ResourceFlavor", "{metadata: {name: f, annotations: {quota.sluice.dev/elastic: \"true\", quota.sluice.dev/elastic-card-memory: big}}}", "as in 80Gi", ""},
 		"an elastic flavor, somehow":    {"ResourceFlavor", "{metadata: {name: f, annotations: {quota.sluice.dev/elastic: yes please}}}", "write \\\"true\\\" or", ""},
 
-		"a circle of cohorts":           {"Cohort", "{metadata: {name: a}, spec: {parentName: b}}", "", "circle (a > b > c > a)"},
-		"a flavor that is not there":    {"ClusterQueue", queueOf(strings.ReplaceAll(gpus, "name: a,", "name: absent,")), "", "ResourceFlavor absent does not exist"},
-		"a queue that is not there":     {"LocalQueue", "{metadata: {name: l}, spec: {clusterQueue: absent}}", "", "ClusterQueue absent does not exist"},
-		"a queue for no namespace":      {"ClusterQueue", "{metadata: {name: q}, spec: {}}", "", "no namespace may use"},
-		"bytes without a unit":          {"ClusterQueue", queueOf("{coveredResources: [nvidia.com/gpu-memory], flavors: [{name: a, resources: [{name: nvidia.com/gpu-memory, nominalQuota: 80}]}]}"), "", "is 80 bytes; write a unit, as in 80Gi"},
-		"topology":                      {"ResourceFlavor", "{metadata: {name: f}, spec: {topologyName: t, nodeLabels: {a: b}}}", "", "spec.topologyName is not supported"},
-		"checks of other clusters":      {"AdmissionCheck", "{metadata: {name: k}, spec: {controllerName: kueue.x-k8s.io/multikueue}}", "", "MultiKueue are not supported"},
-		"several admissions at a time":  {"ClusterQueue", "{metadata: {name: q}, spec: {namespaceSelector: {}, concurrentAdmissionPolicy: {}}}", "", "concurrentAdmissionPolicy is not supported"},
-		"a card of a flavor that stays": {"ResourceFlavor", "{metadata: {name: f, annotations: {quota.sluice.dev/elastic-card-memory: 80Gi}}}", "", "counts only with"},
+		"a circle of cohorts":                   {"Cohort", "{metadata: {name: a}, spec: {parentName: b}}", "", "circle (a > b > c > a)"},
+		"a flavor that is not there":            {"ClusterQueue", queueOf(strings.ReplaceAll(gpus, "name: a,", "name: absent,")), "", "ResourceFlavor absent does not exist"},
+		"a queue that is not there":             {"LocalQueue", "{metadata: {name: l}, spec: {clusterQueue: absent}}", "", "ClusterQueue absent does not exist"},
+		"a queue for no namespace":              {"ClusterQueue", "{metadata: {name: q}, spec: {}}", "", "no namespace may use"},
+		"bytes without a unit":                  {"ClusterQueue", queueOf("{coveredResources: [nvidia.com/gpu-memory], flavors: [{name: a, resources: [{name: nvidia.com/gpu-memory, nominalQuota: 80}]}]}"), "", "is 80 bytes; write a unit, as in 80Gi"},
+		"a resource that pods for HAMi ask for": {"ClusterQueue", queueOf("{coveredResources: [nvidia.com/gpumem], flavors: [{name: a, resources: [{name: nvidia.com/gpumem, nominalQuota: 6000}]}]}"), "", "cost nothing by the name of nvidia.com/gpumem"},
+		"topology":                              {"ResourceFlavor", "{metadata: {name: f}, spec: {topologyName: t, nodeLabels: {a: b}}}", "", "spec.topologyName is not supported"},
+		"checks of other clusters":              {"AdmissionCheck", "{metadata: {name: k}, spec: {controllerName: kueue.x-k8s.io/multikueue}}", "", "MultiKueue are not supported"},
+		"several admissions at a time":          {"ClusterQueue", "{metadata: {name: q}, spec: {namespaceSelector: {}, concurrentAdmissionPolicy: {}}}", "", "concurrentAdmissionPolicy is not supported"},
+		"a card of a flavor that stays":         {"ResourceFlavor", "{metadata: {name: f, annotations: {quota.sluice.dev/elastic-card-memory: 80Gi}}}", "", "counts only with"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := write(t, tc.kind, "", tc.object)

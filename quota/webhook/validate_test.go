@@ -36,6 +36,9 @@ func (oneQueue) Missing(_ context.Context, flavors []string, queue string) []str
 	}
 	return all
 }
+func (oneQueue) Priced() []string {
+	return []string{"nvidia.com/gpu", "nvidia.com/gpu-memory", "nvidia.com/gpu-core-percent"}
+}
 func (oneQueue) QueueLabel() string                                   { return controller.QueueLabel }
 func (oneQueue) HasLocalQueue(_ context.Context, _, name string) bool { return name == "q" }
 

@@ -16,7 +16,7 @@ import (
 // node restricts it to one node; empty: all.
 func Cards(offered []resourceapi.ResourceSlice, claims []resourceapi.ResourceClaim, node string) Table {
 	held := holdings(claims)
-	t := Table{{"NODE", "DEVICE", "TYPE", "PRODUCT", "MEMORY", "CORES", "CLAIMS", "STATE"}}
+	t := Table{{"NODE", "DEVICE", "TYPE", "PRODUCT", "MEMORY", "CORES", "STATE", "CLAIMS"}}
 	for _, s := range newest(offered) {
 		if node != "" && s.Spec.Pool.Name != node {
 			continue
@@ -26,7 +26,7 @@ func Cards(offered []resourceapi.ResourceSlice, claims []resourceapi.ResourceCla
 			t = append(t, []string{
 				s.Spec.Pool.Name, d.Name, attribute(d, "type"), attribute(d, "productName"),
 				of(d, h, "memory", gib), of(d, h, "cores", func(n int64) string { return fmt.Sprint(n) }),
-				names(h), state(d, h),
+				state(d, h), names(h),
 			})
 		}
 	}

@@ -68,7 +68,7 @@ func (s Subject) answer() string {
 	case w == nil && s.Local == nil:
 		return fmt.Sprintf("waits for LocalQueue %s, which is not in this namespace", s.Queue)
 	case w == nil:
-		return fmt.Sprintf("labelled for queue %s; the controller has made no Workload for it yet", s.Queue)
+		return s.withoutWorkload()
 	}
 	condition := func(kind string) *metav1.Condition { return meta.FindStatusCondition(w.Status.Conditions, kind) }
 	is := func(kind string) bool { return meta.IsStatusConditionTrue(w.Status.Conditions, kind) }
@@ -94,12 +94,25 @@ func (s Subject) answer() string {
 	}
 }
 
+// withoutWorkload tells why there may be none for something that names a queue.
+func (s Subject) withoutWorkload() string {
+	for _, p := range s.Pods {
+		switch group := p.Labels[controller.GroupLabel]; {
+		case p.Spec.NodeName != "" && !controller.HasGate(&p):
+			return fmt.Sprintf("is not governed: pod %s was put on node %s without a ticket, and only the scheduler allocates devices; make it again without spec.nodeName", p.Name, p.Spec.NodeName)
+		case group != "":
+			return fmt.Sprintf("is of pod group %s, which is queued when all its pods are there (annotation %s: %s)", group, controller.GroupTotal, p.Annotations[controller.GroupTotal])
+		}
+	}
+	return fmt.Sprintf("labelled for queue %s; the controller has made no Workload for it yet", s.Queue)
+}
+
 // afterAdmission tells what pods of an admitted workload still wait for.
 func (s Subject) afterAdmission() string {
 	for _, p := range s.Pods {
 		switch {
 		case controller.HasGate(&p):
-			return fmt.Sprintf(", pod %s waits for room on a card (its gate is closed)", p.Name)
+			return fmt.Sprintf(", pod %s waits for room (its gate is closed, and its event NoRoom says what is missing)", p.Name)
 		case p.Spec.NodeName == "":
 			return fmt.Sprintf(", pod %s waits for the scheduler: %s", p.Name, scheduled(p))
 		case p.Status.Phase == corev1.PodPending:

@@ -72,6 +72,7 @@ func (d *demo) goodbye() {
 	} {
 		d.say("cd e2e && go run ./cmd/cluster --name %s %s", d.name, command)
 	}
+	d.say("cd e2e && PATH=$PWD/../bin:$PATH go run ./cmd/cluster --name %s kubectl sluice cards   # or queues, or why NAME -n %s", d.name, teamNamespace)
 	d.say("make demo-down ends it and leaves nothing")
 }
 
