@@ -186,7 +186,7 @@ func (r *groupReconciler) read(ctx context.Context, name types.NamespacedName) (
 func (r *groupReconciler) gather(ctx context.Context, key types.NamespacedName, g *group, wl *kueue.Workload) error {
 	if len(g.live) < g.total {
 		if len(g.live) > 0 {
-			r.event(g.live[0], corev1.EventTypeNormal, "GroupIncomplete", "Group %s has %d of its %d pods; it is queued when all are there", g.name, len(g.live), g.total)
+			r.event(g.live[0], corev1.EventTypeNormal, "GroupIncomplete", "Group %s has %d of its %d pods; it is queued when all are there, with the same queue and the same %s", g.name, len(g.live), g.total, GroupTotal)
 		}
 		if wl != nil {
 			return r.discard(ctx, wl)

@@ -127,7 +127,7 @@ func TestHolesThatAreTooSmallAreNamedLargestFirst(t *testing.T) {
 func TestAGangIsPlacedAsAWholeOrNotAtAll(t *testing.T) {
 	s := world(BinPack)
 	addNode(s, "n1", nil, 24, 24, 24)
-	if got := place(t, s, "four", 4, 20); !strings.HasPrefix(got, "3 of 4 pods have room") {
+	if got := place(t, s, "four", 4, 20); !strings.HasPrefix(got, "3 of 4 pods have room; for one more no card") {
 		t.Errorf("four: %q", got)
 	}
 	if got := place(t, s, "three", 3, 20); got != "n1,n1,n1" {

@@ -108,7 +108,11 @@ func (s *State) placeAll(id engine.WorkloadID, w *workload, a *engine.Assignment
 			sl, why := find(q, t, shared)
 			if why != nil {
 				if total := podsOf(a); total > 1 {
-					why.Reason = fmt.Sprintf("%d of %d pods have room; %s", len(placed), total, why.Reason)
+					more := ""
+					if len(placed) > 0 {
+						more = "for one more "
+					}
+					why.Reason = fmt.Sprintf("%d of %d pods have room; %s%s", len(placed), total, more, why.Reason)
 				}
 				return nil, why
 			}
