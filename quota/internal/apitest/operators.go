@@ -239,9 +239,9 @@ webhooks: []
 		return err
 	}
 	if err := s.runWith("training-operator.v1", []string{"KUBECONFIG=" + kubeconfig, "TMPDIR=" + temp},
-		// Where a kind is missing that it manages, it waits for it, perhaps before it
-		// looks at any other, and ends after two minutes.
-		"--enable-scheme", "pytorchjob",
+		// Its kinds but for its own MPIJob. Where a kind is missing that it manages, it
+		// waits for it, perhaps before it looks at any other, and ends after two minutes.
+		"--enable-scheme", "pytorchjob", "--enable-scheme", "tfjob", "--enable-scheme", "xgboostjob", "--enable-scheme", "paddlejob", "--enable-scheme", "jaxjob",
 		"--metrics-bind-address", "0", "--health-probe-bind-address", health, "--webhook-server-port", fmt.Sprint(port),
 		"--kube-api-qps", "100", "--kube-api-burst", "200"); err != nil {
 		return err
