@@ -144,6 +144,12 @@ type work struct {
 	// giving is how many pods of each set it does without, which its status may not
 	// show yet.
 	giving map[string]int32
+	// last is how many pods each set of its job can still need, where that is known,
+	// if the job makes no pod in place of one that fails; nil if it does, or may.
+	last map[string]int32
+	// lowered is what it is about to be charged, for what was allocated; see
+	// correct.go. Its status may not show it yet.
+	lowered *kueue.Admission
 	// beyond are pods whose users know that they are more than were admitted,
 	// beyondTold says that the job's user knows of such.
 	beyond     map[types.UID]struct{}

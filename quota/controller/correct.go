@@ -9,6 +9,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
@@ -24,9 +25,10 @@ import (
 // Afterwards the same rule applied to the allocation says what it costs, and what
 // was charged beyond that is free for others.
 //
-// It is done for pods and claims that are workloads of their own. Pods of jobs are
-// replaced while their job runs, and the replacement may be given the dearest
-// again; so a job pays for it as long as it is admitted.
+// It is done for pods and claims that are workloads of their own, and for the pods
+// of a job once no other can come; see lastpods.go. All pods of a set are charged
+// as the dearest of them: what a set is charged is the same part for each, and a
+// part is given back with each that has done its work.
 
 // correction is what an allocation really costs.
 type correction struct {
@@ -49,43 +51,80 @@ func (c *core) correction(id engine.WorkloadID) *correction {
 		return nil
 	}
 	a, run := admitted(w.object)
-	if !run || len(a.PodSetAssignments) != 1 || w.object.Spec.PodSets[0].Count != 1 {
+	if !run {
 		return nil
 	}
-	given := &a.PodSetAssignments[0]
-	flavor := c.deviceFlavor(given)
-	if flavor == "" {
-		return nil
-	}
-	var sum pricing.Price
-	cor := &correction{}
-	for _, claim := range c.grantedTo(w) {
-		price, err := c.tariff(flavor).Allocated(context.Background(), claim.Status.Allocation, c.device)
-		if err != nil {
-			return nil
+	cor := &correction{admission: a.DeepCopy()}
+	for i := range cor.admission.PodSetAssignments {
+		given := &cor.admission.PodSetAssignments[i]
+		flavor := c.deviceFlavor(given)
+		if flavor == "" {
+			continue
 		}
-		sum = sum.Add(price)
-		cor.claims = append(cor.claims, correctedClaim{claim, price})
+		dearest, claims := c.dearestOf(c.podsGranted(w, a, string(given.Name)), flavor)
+		if len(claims) == 0 {
+			continue
+		}
+		if usage, less := c.lessUsage(given, dearest); less {
+			given.ResourceUsage = usage
+			cor.claims = append(cor.claims, claims...)
+		}
 	}
 	if len(cor.claims) == 0 {
 		return nil
 	}
-	real := c.amountsOf(sum)
-	usage := maps.Clone(given.ResourceUsage)
-	less := false
+	return cor
+}
+
+// dearestOf prices the claims of pods as they were allocated, and finds the most
+// that one of the pods costs in each dimension. No claims if a price is not known.
+func (c *core) dearestOf(pods [][]*resourceapi.ResourceClaim, flavor string) (dearest pricing.Price, claims []correctedClaim) {
+	for _, pod := range pods {
+		var sum pricing.Price
+		for _, claim := range pod {
+			price, err := c.tariff(flavor).Allocated(context.Background(), claim.Status.Allocation, c.device)
+			if err != nil {
+				return pricing.Price{}, nil
+			}
+			sum = sum.Add(price)
+			claims = append(claims, correctedClaim{claim, price})
+		}
+		dearest = dearest.Max(sum)
+	}
+	return dearest, claims
+}
+
+// lessUsage is what a set is charged if each of its pods costs that much, where
+// that is less than it is charged now.
+func (c *core) lessUsage(given *kueue.PodSetAssignment, each pricing.Price) (usage corev1.ResourceList, less bool) {
+	real, count := c.amountsOf(each), engine.Amount(max(1, ptr.Deref(given.Count, 1)))
+	usage = maps.Clone(given.ResourceUsage)
 	for name, charged := range usage {
 		r := engine.Resource(name)
-		if now, counted := real[r]; counted && now < translate.Amount(name, charged) {
-			usage[name] = translate.Quantity(r, now)
-			less = true
+		one, counted := real[r]
+		if !counted || one > engine.Unlimited/count || one*count >= translate.Amount(name, charged) {
+			continue
 		}
+		usage[name] = translate.Quantity(r, one*count)
+		less = true
 	}
-	if !less {
+	return usage, less
+}
+
+// podsGranted are the claims of each pod of a set, if it is known what all of them
+// cost for good.
+func (c *core) podsGranted(w *work, a *kueue.Admission, set string) [][]*resourceapi.ResourceClaim {
+	owner := metav1.GetControllerOf(w.object)
+	if owner == nil {
 		return nil
 	}
-	cor.admission = a.DeepCopy()
-	cor.admission.PodSetAssignments[0].ResourceUsage = usage
-	return cor
+	if owner.Kind != "Pod" && owner.Kind != "ResourceClaim" {
+		return c.lastPods(w, a, set)
+	}
+	if claims := c.grantedTo(w); claims != nil && len(a.PodSetAssignments) == 1 && w.object.Spec.PodSets[0].Count == 1 {
+		return [][]*resourceapi.ResourceClaim{claims}
+	}
+	return nil
 }
 
 // grantedTo lists the claims that a workload pays for, if it is a pod or a claim
@@ -139,6 +178,11 @@ func (r *workloads) correct(ctx context.Context, wl *kueue.Workload) error {
 	id := workloadID(wl.Namespace, wl.Name)
 	r.mu.Lock()
 	cor := r.correction(id)
+	if cor != nil {
+		// From here on no ticket is granted on more, although the API does not show
+		// it yet.
+		r.works[id].lowered = cor.admission
+	}
 	r.mu.Unlock()
 	if cor == nil {
 		return nil

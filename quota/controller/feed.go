@@ -188,7 +188,8 @@ func (c *core) sawWorkload(o *kueue.Workload) {
 	c.counts.set(id, o)
 	c.noteForeign(w, before)
 	if o.Status.Admission == nil {
-		w.giving, w.beyond, w.beyondTold = nil, nil, false
+		w.giving, w.last, w.lowered = nil, nil, nil
+		w.beyond, w.beyondTold = nil, false
 	}
 	c.tell(id)
 	c.followRelease(w, before)

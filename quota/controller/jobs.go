@@ -130,6 +130,7 @@ func (r *jobReconciler) follow(ctx context.Context, kind *jobs.Kind, job *unstru
 	case !run && jobs.Started(job):
 		return r.restore(ctx, kind, job)
 	case run:
+		r.noteLast(wl, kind, job)
 		again, err := r.reclaim(ctx, kind, job, wl)
 		if again {
 			return ctrl.Result{RequeueAfter: recheck}, err

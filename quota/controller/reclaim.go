@@ -110,15 +110,23 @@ func reclaimed(wl *kueue.Workload, set string) int32 {
 	return 0
 }
 
-// kept is what a workload was given, less what it has given back or is about to.
+// kept is what a workload was given, less what it has given back or is about to,
+// whole pods or what their devices cost less.
 func (c *core) kept(w *work, a *kueue.Admission) *kueue.Admission {
-	if w == nil || len(w.giving) == 0 && (w.object == nil || len(w.object.Status.ReclaimablePods) == 0) {
+	if w == nil || len(w.giving) == 0 && w.lowered == nil && (w.object == nil || len(w.object.Status.ReclaimablePods) == 0) {
 		return a
 	}
 	a = a.DeepCopy()
 	for i := range a.PodSetAssignments {
 		given := &a.PodSetAssignments[i]
 		set, count := string(given.Name), ptr.Deref(given.Count, 0)
+		if lowered := w.loweredSet(set); lowered != nil {
+			for name, q := range given.ResourceUsage {
+				if now, listed := lowered.ResourceUsage[name]; listed && now.Cmp(q) < 0 {
+					given.ResourceUsage[name] = now
+				}
+			}
+		}
 		less := w.giving[set]
 		if w.object != nil {
 			less = max(less, reclaimed(w.object, set))
@@ -133,6 +141,14 @@ func (c *core) kept(w *work, a *kueue.Admission) *kueue.Admission {
 		}
 	}
 	return a
+}
+
+// loweredSet is what a set is about to be charged, nil if that is not less.
+func (w *work) loweredSet(set string) *kueue.PodSetAssignment {
+	if w.lowered == nil {
+		return nil
+	}
+	return setOf(w.lowered, set)
 }
 
 // part is what rest of count pods are charged.

@@ -40,6 +40,9 @@ type Kind struct {
 	// Nested says that it has jobs made of it which keep what was merged into
 	// their templates once: that has to be taken out there too.
 	Nested bool `json:"nested,omitempty"`
+	// Retries say how often a pod that fails is replaced; nil if that cannot be told,
+	// and for configured kinds.
+	Retries *Retries `json:"-"`
 	// Made says that its pods are those of a job that its own controller makes of
 	// it, from templates that are elsewhere; Sets is empty then. Only kinds that
 	// are known without configuration have it.
@@ -130,6 +133,10 @@ func builtIn() []Kind {
 			}},
 			Ends:   conditions("Failed", "Complete"),
 			Active: "status.active",
+			Retries: &Retries{
+				Limit: "spec.backoffLimit", Failed: "status.failed",
+				Unless: []string{"spec.podFailurePolicy", "spec.backoffLimitPerIndex", "spec.managedBy"},
+			},
 		},
 		{
 			Group: "jobset.x-k8s.io", Version: "v1alpha2", Kind: "JobSet", Resource: "jobsets",
