@@ -123,6 +123,9 @@ func TestDeploymentsAndStatefulSetsAreGovernedThroughTheirPods(t *testing.T) {
 		Replicas: ptr.To[int32](2), Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "db"}}, Template: servers("db"), ServiceName: "db",
 		PodManagementPolicy: appsv1.ParallelPodManagement,
 	}}
+	// One has the label on its pods, the other on itself.
+	s.Labels = map[string]string{controller.QueueLabel: "queue-q"}
+	delete(s.Spec.Template.Labels, controller.QueueLabel)
 	w.create(t, d)
 	w.create(t, s)
 	t.Cleanup(func() {

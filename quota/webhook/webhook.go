@@ -9,10 +9,10 @@
 // Besides, it refuses claims with mistakes that nobody else would name: see
 // validate.
 //
-// Three kinds of objects are changed here, chosen by match conditions: pods and jobs
-// with a queue label, and ResourceClaims made by the scheduler for extended
-// resources, which are born with their ticket because the scheduler allocates
-// them at once.
+// Few objects are changed here, chosen by match conditions: pods and jobs with a
+// queue label; Deployments and StatefulSets with one, which their pods get; and
+// ResourceClaims made by the scheduler for extended resources, which are born with
+// their ticket because the scheduler allocates them at once.
 package webhook
 
 import (
@@ -42,6 +42,8 @@ const (
 	PodPath   = "/mutate-pod"
 	JobPath   = "/mutate-job"
 	ClaimPath = "/mutate-claim"
+	// ScalePath is for what only makes pods, as many as it is told.
+	ScalePath = "/mutate-scale"
 	CheckPath = "/validate"
 )
 
@@ -81,6 +83,7 @@ func Handlers(backend Backend, schedulerUsers []string) map[string]http.Handler 
 		PodPath:   queueing(backend, translating(backend, gatePods(backend))),
 		JobPath:   queueing(backend, suspendJobs(backend)),
 		ClaimPath: claims(backend, schedulerUsers),
+		ScalePath: labelPods(backend),
 		CheckPath: queueing(backend, validate(backend)),
 	}
 	served := map[string]http.Handler{}
@@ -198,6 +201,28 @@ func suspendJobs(known Jobs) admission.HandlerFunc {
 			patch = append(patch, holdBack(kind, u)...)
 		}
 		return admission.Patched("", patch...)
+	}
+}
+
+// labelPods puts the label that names a queue of a Deployment or StatefulSet onto
+// its pods, each of which is queued by itself. The label of the object wins over
+// another one on its template.
+func labelPods(known Jobs) admission.HandlerFunc {
+	return func(_ context.Context, req admission.Request) admission.Response {
+		if req.Operation != admissionv1.Create && req.Operation != admissionv1.Update {
+			return admission.Allowed("")
+		}
+		u := &unstructured.Unstructured{}
+		if err := u.UnmarshalJSON(req.Object.Raw); err != nil {
+			return admission.Errored(http.StatusBadRequest, err)
+		}
+		label := known.QueueLabel()
+		path := []string{"spec", "template", "metadata", "labels", label}
+		queue := u.GetLabels()[label]
+		if now, _, _ := unstructured.NestedString(u.Object, path...); queue == "" || now == queue || u.GetDeletionTimestamp() != nil {
+			return admission.Allowed("")
+		}
+		return admission.Patched("", addDeep(u, queue, path)...)
 	}
 }
 

@@ -81,7 +81,7 @@ func TestGatesAreClosedAtCreation(t *testing.T) {
 	const scheduler, keeper = "system:kube-scheduler", "system:serviceaccount:kube-system:resource-claim-controller"
 	claim := claims(oneTicket{}, []string{scheduler})
 	known := someJobs{"governed": true}
-	pod, job := gatePods(known), suspendJobs(known)
+	pod, job, scale := gatePods(known), suspendJobs(known), labelPods(known)
 	for _, tc := range []struct {
 		name    string
 		handler admission.HandlerFunc
@@ -101,6 +101,10 @@ func TestGatesAreClosedAtCreation(t *testing.T) {
 		{"a job of a governed one is left alone", job, "u", `{"apiVersion":"ray.io/v1","kind":"RayCluster","metadata":{"name":"j","labels":{"kueue.x-k8s.io/queue-name":"q"},"ownerReferences":[{"apiVersion":"ray.io/v1","kind":"RayJob","name":"governed","controller":true}]},"spec":{}}`, ""},
 		{"a kind that cannot be suspended is left alone", job, "u", `{"apiVersion":"batch.volcano.sh/v1alpha1","kind":"Job","metadata":{"name":"j","labels":{"kueue.x-k8s.io/queue-name":"q"}},"spec":{"tasks":[{"name":"t","template":{"spec":{}}}]}}`, ""},
 		{"a suspended job is left alone", job, "u", `{"apiVersion":"batch/v1","kind":"Job","metadata":{"name":"j","labels":{"kueue.x-k8s.io/queue-name":"q"}},"spec":{"suspend":true,"template":{"spec":{}}}}`, ""},
+		{"a Deployment's label is put on its pods", scale, "u", `{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"d","labels":{"kueue.x-k8s.io/queue-name":"q"}},"spec":{"template":{"metadata":{"labels":{"app":"d"}}}}}`, `[{"op":"add","path":"/spec/template/metadata/labels/kueue.x-k8s.io~1queue-name","value":"q"}]`},
+		{"it wins over another on its template", scale, "u", `{"apiVersion":"apps/v1","kind":"StatefulSet","metadata":{"name":"s","labels":{"kueue.x-k8s.io/queue-name":"q"}},"spec":{"template":{"metadata":{"labels":{"kueue.x-k8s.io/queue-name":"other"}}}}}`, `"value":"q"`},
+		{"nothing is to be done where it is there", scale, "u", `{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"d","labels":{"kueue.x-k8s.io/queue-name":"q"}},"spec":{"template":{"metadata":{"labels":{"kueue.x-k8s.io/queue-name":"q"}}}}}`, ""},
+		{"a Deployment without the label is left alone", scale, "u", `{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"d"},"spec":{"template":{"metadata":{"labels":{"kueue.x-k8s.io/queue-name":"q"}}}}}`, ""},
 		{"the scheduler's claim gets its ticket", claim, scheduler, `{"metadata":{"annotations":{"resource.kubernetes.io/extended-resource-claim":"true"}},"spec":{}}`, "ticket-pools"},
 		{"nobody else's does", claim, "u", `{"metadata":{"annotations":{"resource.kubernetes.io/extended-resource-claim":"true"}},"spec":{}}`, ""},
 		{"a ticket from a template is taken off", claim, keeper, `{"metadata":{"annotations":{"note":"x","quota.sluice.dev/ticket":"forged"}},"spec":{}}`, "remove"},
