@@ -81,10 +81,11 @@ func (r *reasons) say(ctx context.Context, id engine.WorkloadID) {
 	}
 	before := meta.FindStatusCondition(wl.Status.Conditions, kueue.WorkloadQuotaReserved)
 	same := before != nil && before.Status == metav1.ConditionFalse && before.Reason == reason
-	if same && before.Message == message {
+	gate := lifecycle.Gated(wl, why.Gated, r.now())
+	if same && before.Message == message && !gate {
 		return
 	}
-	if same {
+	if same && !gate {
 		if left := r.refreshed(id); left > 0 {
 			r.queue.AddAfter(id, left)
 			return

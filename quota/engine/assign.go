@@ -41,6 +41,8 @@ type nomination struct {
 	victims   []victim
 	excluded  []pick
 	room      *NoRoom
+	// ungated tries what would be if preemption gates were open.
+	ungated bool
 	// place is where it stands in a lineup.
 	place int
 }
@@ -51,7 +53,7 @@ type pick struct{ set, group, option int }
 func (n *nomination) reset(q *queue, w *work, p *plan) {
 	n.q, n.w, n.p = q, w, p
 	n.excluded = n.excluded[:0]
-	n.room = nil
+	n.room, n.ungated = nil, false
 	n.clear()
 }
 
@@ -258,7 +260,7 @@ func (e *Engine) tryCell(n *nomination, c *cell, amount Amount) (mode, int) {
 	if amount <= c.free() {
 		return fits, borrow
 	}
-	if n.w.gated || !n.q.mayPreempt() {
+	if n.w.gated && !n.ungated || !n.q.mayPreempt() {
 		return noFit, borrow
 	}
 	if amount <= c.available(planned) {

@@ -156,6 +156,12 @@ func (e *Engine) explainTrial(w *work, why *Why) {
 		return
 	}
 	e.explainShort(shorts, why)
+	if w.gated && c.queue.mayPreempt() && !why.Never {
+		n.reset(c.queue, w, c.plan)
+		n.ungated = true
+		e.tryCounts(&n, nil)
+		why.Gated = n.mode.viable() && n.mode != fits
+	}
 }
 
 // relevant are the shortfalls that decided the trial.

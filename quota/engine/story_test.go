@@ -116,6 +116,9 @@ func describeWhy(why Why) string {
 	if why.Never {
 		s += " (never)"
 	}
+	if why.Gated {
+		s += " (gated)"
+	}
 	return s + ": " + why.String()
 }
 

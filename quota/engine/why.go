@@ -74,6 +74,10 @@ type Why struct {
 	// it is.
 	Never bool
 
+	// Gated says that it could get its quota by evicting others, were it not for
+	// Workload.PreemptionGated.
+	Gated bool
+
 	// PodSet is the one for which something falls short, of quota or room.
 	PodSet string
 	// Resource is what falls short.

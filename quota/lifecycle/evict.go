@@ -184,6 +184,20 @@ func Wait(wl *kueue.Workload, reason, message string, now time.Time) {
 	set(wl, now, kueue.WorkloadQuotaReserved, false, reason, message)
 }
 
+// Gated says whether a workload has no quota because a preemption gate keeps it
+// from evicting others. It says whether that is news.
+func Gated(wl *kueue.Workload, blocked bool, now time.Time) bool {
+	if blocked == is(wl, kueue.WorkloadBlockedOnPreemptionGates) {
+		return false
+	}
+	message := "No preemption gate is in the way any more"
+	if blocked {
+		message = "It could get its quota by evicting others, and a preemption gate is closed"
+	}
+	set(wl, now, kueue.WorkloadBlockedOnPreemptionGates, blocked, kueue.PreemptionGated, message)
+	return true
+}
+
 // QueuedAt is when a workload took its place in the queue.
 func QueuedAt(wl *kueue.Workload, r Rules) time.Time {
 	c := meta.FindStatusCondition(wl.Status.Conditions, kueue.WorkloadEvicted)

@@ -18,7 +18,7 @@ import (
 func Grant(wl *kueue.Workload, a *kueue.Admission, checks []kueue.AdmissionCheckReference, now time.Time) {
 	wl.Status.Admission = a
 	set(wl, now, kueue.WorkloadQuotaReserved, true, "QuotaReserved", fmt.Sprintf("Quota reserved in ClusterQueue %s", a.ClusterQueue))
-	for _, kind := range []string{kueue.WorkloadEvicted, kueue.WorkloadPreempted} {
+	for _, kind := range []string{kueue.WorkloadEvicted, kueue.WorkloadPreempted, kueue.WorkloadBlockedOnPreemptionGates} {
 		if meta.FindStatusCondition(wl.Status.Conditions, kind) != nil {
 			set(wl, now, kind, false, "QuotaReserved", "Admitted again")
 		}
