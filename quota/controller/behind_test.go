@@ -100,3 +100,38 @@ func TestABusyQueueIsKeptFromTheFirst(t *testing.T) {
 		}
 	}
 }
+
+// A reconciler may be shown an admission before the core is. It must not be told
+// to wait: what the core hears later brings nobody back.
+func TestAnAdmissionThatAReconcilerSeesFirstIsKnownAtOnce(t *testing.T) {
+	c := loaded(t)
+	c.engine.Apply(engine.QueueChanged{Queue: engine.ClusterQueue{Name: "q"}})
+	a := &api{uid: "u"}
+	waits, runs := a.next(nil), a.next(grant("q", 4), reserved, admittedCondition)
+	c.saw(waits)
+	c.heed(runs)
+	if got := c.held("team/w"); got != "q/4" {
+		t.Fatalf("held %q, want q/4", got)
+	}
+	// What is older says nothing.
+	c.heed(waits)
+	if got := c.works["team/w"].object.ResourceVersion; got != runs.ResourceVersion {
+		t.Errorf("version %s is known, want %s", got, runs.ResourceVersion)
+	}
+	// Nor does what is gone.
+	c.lost(runs)
+	c.forgetAll(t)
+	c.heed(runs)
+	if c.works["team/w"] != nil {
+		t.Error("a Workload that was removed is known again")
+	}
+}
+
+func (c *core) forgetAll(t *testing.T) {
+	t.Helper()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for id := range c.works {
+		c.forget(id)
+	}
+}

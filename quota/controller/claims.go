@@ -67,6 +67,7 @@ func (r *claimReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl
 		}
 		return ctrl.Result{}, err
 	}
+	r.heed(wl)
 	a, run := admitted(wl)
 	if !run {
 		if wl.Status.Admission != nil && conditionTrue(wl, kueue.WorkloadEvicted) {

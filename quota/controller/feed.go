@@ -170,6 +170,21 @@ func (c *core) lost(object any) {
 	c.wake()
 }
 
+// heed takes in a Workload that the caches have shown to a reconciler before they
+// showed it here: each informer has many listeners, and none waits for another.
+// Otherwise whoever asks the core whether the Workload may run is told "not yet",
+// and when the core hears of it, nothing brings him here again.
+func (c *core) heed(o *kueue.Workload) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	w := c.works[workloadID(o.Namespace, o.Name)]
+	if c.gone.has(o.UID) || w != nil && w.object != nil && version(o) <= version(w.object) {
+		return
+	}
+	c.sawWorkload(o.DeepCopy())
+	c.wake()
+}
+
 func (c *core) sawWorkload(o *kueue.Workload) {
 	id := workloadID(o.Namespace, o.Name)
 	w := c.works[id]

@@ -104,6 +104,7 @@ func (r *jobReconciler) follow(ctx context.Context, kind *jobs.Kind, job *unstru
 		// Its pods wait at their gates, and go on eviction.
 		return ctrl.Result{}, nil
 	}
+	r.heed(wl)
 	a, run := admitted(wl)
 	suspended := kind.Suspended(job)
 	switch {

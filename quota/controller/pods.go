@@ -62,6 +62,7 @@ func (r *podReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 		}
 		return ctrl.Result{}, nil
 	}
+	r.heed(wl)
 	a, run := admitted(wl)
 	if !run {
 		if wl.Status.Admission != nil && conditionTrue(wl, kueue.WorkloadEvicted) {
