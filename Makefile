@@ -7,12 +7,12 @@ SUITE  := $(BIN)/suite
 export SLUICE_CACHE := $(CACHE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test unit e2e cases build images lint generate bench-driver bench-engine bench-quota bench-fit bench-limiter gpu-check setup clean
+.PHONY: help demo demo-down test unit e2e cases build images lint generate bench-driver bench-engine bench-quota bench-fit bench-limiter gpu-check setup setup-demo clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: setup build ## Show the product on a real cluster with simulated GPUs (DEMO_BREAK=driver|limiter|ticket shows that it can fail).
+demo: setup-demo build ## Show the product on a real cluster with simulated GPUs (DEMO_BREAK=driver|limiter|ticket shows that it can fail).
 	cd e2e && go run ./cmd/demo up $(if $(DEMO_BREAK),--break $(DEMO_BREAK))
 
 demo-down: ## End the demo's cluster and leave nothing of it.
@@ -72,7 +72,11 @@ bench-limiter: build ## Limiter: cost of each call, as `name value unit` lines.
 gpu-check: ## Check the limiter against a real driver and card, with PyTorch and nvcc where they are; writes docs/gpu-results.md.
 	python3 hook/gpucheck/check.py --out $(or $(GPU_RESULTS),docs/gpu-results.md)
 
-setup: ## Install what Debian has to give and build the pinned Kubernetes into the cache (25 minutes the first time).
+setup: ## Install what Debian has to give and build the pinned Kubernetes and all that tests run on it into the cache (half an hour the first time).
+	./.ci/setup
+	cd e2e && go run ./cmd/cluster build --all
+
+setup-demo: ## The part of it that a cluster and the demo need.
 	./.ci/setup
 	cd e2e && go run ./cmd/cluster build
 

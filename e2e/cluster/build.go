@@ -12,6 +12,7 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -31,6 +32,8 @@ type module struct {
 	// manifests are files of the required module, as patterns from its root, which are kept beside
 	// the programs.
 	manifests []string
+	// testsOnly says that neither a cluster nor the demonstration needs it.
+	testsOnly bool
 }
 
 func strip(string) string { return "-s -w" }
@@ -59,6 +62,7 @@ var modules = []module{
 	// The controllers of kinds of jobs that the quota controller governs.
 	{
 		folder: "jobset", requires: "sigs.k8s.io/jobset", commands: []string{"sigs.k8s.io/jobset"}, ldflags: strip,
+		testsOnly: true,
 		manifests: []string{"config/components/crd/bases/*.yaml", "config/components/webhook/manifests.yaml"},
 	},
 	{
@@ -69,21 +73,25 @@ var modules = []module{
 	{
 		folder: "trainer", requires: "github.com/kubeflow/trainer/v2",
 		commands: []string{"github.com/kubeflow/trainer/v2/cmd/trainer-controller-manager"}, ldflags: strip,
+		testsOnly: true,
 		manifests: []string{"manifests/base/crds/trainer.kubeflow.org_*.yaml", "manifests/base/webhook/manifests.yaml"},
 	},
 	{
 		folder: "mpi-operator", requires: "github.com/kubeflow/mpi-operator",
 		commands: []string{"github.com/kubeflow/mpi-operator/cmd/mpi-operator"}, ldflags: strip,
+		testsOnly: true,
 		manifests: []string{"manifests/base/kubeflow.org_mpijobs.yaml"},
 	},
 	{
 		folder: "ray-operator", requires: "github.com/ray-project/kuberay/ray-operator",
 		commands: []string{"github.com/ray-project/kuberay/ray-operator"}, ldflags: strip,
+		testsOnly: true,
 		manifests: []string{"config/crd/bases/ray.io_rayclusters.yaml", "config/crd/bases/ray.io_rayjobs.yaml", "config/crd/bases/ray.io_rayservices.yaml"},
 	},
 	{
 		folder: "volcano", requires: "volcano.sh/volcano",
 		commands: []string{"volcano.sh/volcano/cmd/controller-manager"}, ldflags: strip,
+		testsOnly: true,
 		manifests: []string{
 			"installer/helm/chart/volcano/crd/bases/batch.volcano.sh_jobs.yaml", "installer/helm/chart/volcano/crd/bases/bus.volcano.sh_commands.yaml",
 			"installer/helm/chart/volcano/crd/bases/scheduling.volcano.sh_podgroups.yaml", "installer/helm/chart/volcano/crd/bases/scheduling.volcano.sh_queues.yaml",
@@ -92,8 +100,14 @@ var modules = []module{
 	// Kueue's manager, beside which the quota controller can run.
 	{
 		folder: "kueue", requires: "sigs.k8s.io/kueue", commands: []string{"sigs.k8s.io/kueue/cmd/kueue"}, ldflags: strip,
+		testsOnly: true,
 		manifests: []string{"config/components/crd/bases/kueue.x-k8s.io_*.yaml", "config/components/webhook/manifests.yaml"},
 	},
+}
+
+// needed are the modules without those that only tests run.
+func needed() []module {
+	return slices.DeleteFunc(slices.Clone(modules), func(m module) bool { return m.testsOnly })
 }
 
 // Manifests is the folder in the cache with the manifests of one of the modules below e2e/binaries,
@@ -125,10 +139,20 @@ func CacheDir() (string, error) {
 	return filepath.Join(home, ".cache", "sluice"), nil
 }
 
-// Build builds the programs that a cluster runs into the cache, from the modules in the folder
-// source (e2e/binaries). A module whose pins, flags and Go version are those of the last build is
-// left as it is. The first build takes about 25 minutes on two cores; log says how far it is.
+// Build builds the programs that a cluster and the demonstration run into the cache, from the modules
+// in the folder source (e2e/binaries). A module whose pins, flags and Go version are those of the
+// last build is left as it is. The first build takes about 15 minutes on two cores; log says how far
+// it is.
 func Build(ctx context.Context, source string, log io.Writer) error {
+	return build(ctx, source, needed(), log)
+}
+
+// BuildAll builds those that only tests run as well, which takes about as long again.
+func BuildAll(ctx context.Context, source string, log io.Writer) error {
+	return build(ctx, source, modules, log)
+}
+
+func build(ctx context.Context, source string, modules []module, log io.Writer) error {
 	cache, err := CacheDir()
 	if err != nil {
 		return err

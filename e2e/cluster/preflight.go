@@ -47,7 +47,7 @@ func preflight(bin, stateRoot string, nodes int) (runtimePaths, error) {
 		errs = append(errs, errors.New("this machine lacks "+strings.Join(missing, "; ")))
 	}
 	var absent []string
-	for _, m := range modules {
+	for _, m := range needed() {
 		for _, command := range m.commands {
 			name := filepath.Base(command)
 			if _, err := os.Stat(filepath.Join(bin, name)); err != nil {

@@ -69,16 +69,22 @@ func command() *cobra.Command {
 type opener func() (*cluster.Cluster, error)
 
 func buildCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "build", Short: "Build Kubernetes, etcd, containerd and Helm into the cache folder ($SLUICE_CACHE or ~/.cache/sluice)", Args: cobra.NoArgs,
+	var all bool
+	cmd := &cobra.Command{
+		Use: "build", Short: "Build Kubernetes, etcd, containerd, Helm and the training operator into the cache folder ($SLUICE_CACHE or ~/.cache/sluice)", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			source, err := cluster.FindSource()
 			if err != nil {
 				return err
 			}
+			if all {
+				return cluster.BuildAll(cmd.Context(), source, os.Stderr)
+			}
 			return cluster.Build(cmd.Context(), source, os.Stderr)
 		},
 	}
+	cmd.Flags().BoolVar(&all, "all", false, "also the controllers that only tests run: JobSet, Trainer, MPI, Ray, Volcano, Kueue")
+	return cmd
 }
 
 func upCommand(open opener) *cobra.Command {
