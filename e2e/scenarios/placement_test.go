@@ -69,9 +69,9 @@ func cordon(t *testing.T, ctx context.Context, node string, on bool) {
 	}
 }
 
-// TestAPodWhoseNodeIsCordonedGoesToAnother: between its admission and the scheduler the node that it
-// was meant for is cordoned; others that were meant for it may come back when it is not any more.
-func TestAPodWhoseNodeIsCordonedGoesToAnother(t *testing.T) {
+// TestAPodWhoseNodeWillNotDoAnyMoreGoesToAnother: between its admission and the scheduler the node
+// that it was meant for is cordoned, or filled by pods of others, or goes down and is deleted.
+func TestAPodWhoseNodeWillNotDoAnyMoreGoesToAnother(t *testing.T) {
 	ctx, ns := scenario(t)
 	first, second := withoutQuota(t, ctx)
 	budgetOn(t, ctx, ns, 10, "")
@@ -86,7 +86,7 @@ func TestAPodWhoseNodeIsCordonedGoesToAnother(t *testing.T) {
 			cordon(t, context.WithoutCancel(ctx), node, false)
 		})
 	}
-	names := []string{"goes", "stays"}
+	names := []string{"cordoned", "filled", "down"}
 	cordon(t, ctx, second, true)
 	for _, name := range names {
 		create(t, ctx, ns, heldBack(name, "any", either))
@@ -95,12 +95,31 @@ func TestAPodWhoseNodeIsCordonedGoesToAnother(t *testing.T) {
 	cordon(t, ctx, second, false)
 
 	cordon(t, ctx, first, true)
-	nominated(t, ctx, ns, "goes", second)
-	runsOn(t, ctx, ns, "goes", second)
+	nominated(t, ctx, ns, "cordoned", second)
+	runsOn(t, ctx, ns, "cordoned", second)
 	cordon(t, ctx, first, false)
 	cordon(t, ctx, second, true)
-	nominated(t, ctx, ns, "stays", first)
-	runsOn(t, ctx, ns, "stays", first)
+	// Those that were not scheduled may be meant for either by now.
+	for _, name := range names[1:] {
+		nominated(t, ctx, ns, name, first)
+	}
+	cordon(t, ctx, second, false)
+
+	fill(t, ctx, ns, "filler", first)
+	runsOn(t, ctx, ns, "filled", second)
+	// A node with free cards and no free CPU is none for those who come anew, too.
+	create(t, ctx, ns, heldBack("new", "any", either))
+	nominated(t, ctx, ns, "new", second)
+	if err := bed.Client.CoreV1().Pods(ns).Delete(ctx, "filler", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	cordon(t, ctx, second, true)
+	nominated(t, ctx, ns, "down", first)
+	cordon(t, ctx, second, false)
+
+	off(t, ctx, first)
+	nominated(t, ctx, ns, "down", second)
+	runsOn(t, ctx, ns, "down", second)
 }
 
 // withoutQuota are two nodes with GPUs on which the quota controller does not run.
@@ -118,6 +137,59 @@ func withoutQuota(t *testing.T, ctx context.Context) (first, second string) {
 		t.Fatalf("the quota controller is on all nodes but %v", nodes)
 	}
 	return nodes[0], nodes[1]
+}
+
+// fill has a pod of nobody's budget take all of the CPU that is left of a node.
+func fill(t *testing.T, ctx context.Context, ns, name, node string) {
+	t.Helper()
+	o, err := bed.Client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	left := o.Status.Allocatable[corev1.ResourceCPU]
+	pods, err := bed.Client.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range pods.Items {
+		if p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
+			continue
+		}
+		for _, c := range p.Spec.Containers {
+			left.Sub(c.Resources.Requests[corev1.ResourceCPU])
+		}
+	}
+	left.Sub(resource.MustParse("20m"))
+	// Not by the scheduler, which keeps what nominated pods need. Its program ends at once, having no
+	// card, and is started again and again: the pod keeps what it asks for.
+	create(t, ctx, ns, testbed.Pod(name, []string{"hold"}, func(p *corev1.Pod) {
+		p.Spec.NodeName, p.Spec.RestartPolicy = node, corev1.RestartPolicyAlways
+		p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{corev1.ResourceCPU: left}
+	}))
+	if _, err := bed.WaitPhase(patient(t, ctx), ns, name, corev1.PodRunning); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// off cuts a node's power and deletes it, as a cloud does; it comes back when the test ends.
+func off(t *testing.T, ctx context.Context, node string) {
+	t.Helper()
+	if err := bed.Cluster.PowerOff(ctx, node); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+		defer cancel()
+		if err := bed.Cluster.PowerOn(ctx, node); err != nil {
+			t.Error(err)
+		}
+		if err := bed.WaitDevices(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := bed.Cluster.Kubectl(ctx, "delete", "node", node); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // TestASecondPodWaitsWhereTheSchedulersOrderDecides: of two cards one has 40Gi left and the other
