@@ -394,18 +394,10 @@ func (r *workloads) report(ctx context.Context, wl *kueue.Workload, v view) erro
 // nothing is in use. Kueue puts it into its queue again.
 func (r *workloads) handBack(ctx context.Context, wl *kueue.Workload, id engine.WorkloadID) (ctrl.Result, error) {
 	r.mu.Lock()
-	busy := r.holds(id)
 	again := r.mayComeAgain(wl)
 	r.mu.Unlock()
-	if busy {
-		if left := lifecycle.StopsAt(wl, r.rules).Sub(r.now()); left > 0 {
-			return ctrl.Result{RequeueAfter: left}, nil
-		}
-		s := &sources{core: r.core, client: r.client, recorder: r.recorder, metrics: r.metrics}
-		return ctrl.Result{RequeueAfter: recheck}, s.clearOut(ctx, r.live, wl)
-	}
-	if charged, err := r.ledger.charged(ctx, wl); err != nil || charged {
-		return ctrl.Result{RequeueAfter: recheck}, err
+	if free, result, err := r.cleared(ctx, wl, id); !free || err != nil {
+		return result, err
 	}
 	wl = wl.DeepCopy()
 	lifecycle.HandBack(wl, again, r.now())

@@ -331,23 +331,32 @@ func (r *workloads) grant(ctx context.Context, wl *kueue.Workload, d *engine.Adm
 
 // release frees an evicted workload's quota once nothing is in use.
 func (r *workloads) release(ctx context.Context, wl *kueue.Workload, id engine.WorkloadID) (ctrl.Result, error) {
-	r.mu.Lock()
-	busy := r.holds(id)
-	r.mu.Unlock()
-	if busy {
-		if left := lifecycle.StopsAt(wl, r.rules).Sub(r.now()); left > 0 {
-			return ctrl.Result{RequeueAfter: left}, nil
-		}
-		s := &sources{core: r.core, client: r.client, recorder: r.recorder, metrics: r.metrics}
-		return ctrl.Result{RequeueAfter: recheck}, s.clearOut(ctx, r.live, wl)
-	}
-	if charged, err := r.ledger.charged(ctx, wl); err != nil || charged {
-		return ctrl.Result{RequeueAfter: recheck}, err
+	if free, result, err := r.cleared(ctx, wl, id); !free || err != nil {
+		return result, err
 	}
 	wl = wl.DeepCopy()
 	lifecycle.Release(wl, r.now())
 	// The engine learns of it from the result, like every other replica.
 	return ctrl.Result{}, r.write(ctx, wl)
+}
+
+// cleared says whether nothing is in use by an evicted workload. What is in use is
+// taken away when its time is over, and looked at again.
+func (r *workloads) cleared(ctx context.Context, wl *kueue.Workload, id engine.WorkloadID) (bool, ctrl.Result, error) {
+	r.mu.Lock()
+	busy := r.holds(id)
+	r.mu.Unlock()
+	if busy {
+		if left := lifecycle.StopsAt(wl, r.rules).Sub(r.now()); left > 0 {
+			return false, ctrl.Result{RequeueAfter: left}, nil
+		}
+		s := &sources{core: r.core, client: r.client, recorder: r.recorder, metrics: r.metrics}
+		return false, ctrl.Result{RequeueAfter: recheck}, s.clearOut(ctx, r.live, wl)
+	}
+	if charged, err := r.ledger.charged(ctx, wl); err != nil || charged {
+		return false, ctrl.Result{RequeueAfter: recheck}, err
+	}
+	return true, ctrl.Result{}, nil
 }
 
 // write updates the status against the version that the decision was made on,
