@@ -200,16 +200,22 @@ func TestMIGDevicesAreGivenWithinTheBudget(t *testing.T) {
 		}
 	}
 	sees("first")
-	if _, charged := holding(t, ctx, ns); charged != "9728Mi" {
-		t.Errorf("charged: %s", charged)
+	// A queue's status is written at most once a second.
+	if err := testbed.Until(patient(t, ctx), "an instance's memory to be charged", func() (bool, string, error) {
+		_, charged := holding(t, ctx, ns)
+		return charged == "9728Mi", "charged: " + charged, nil
+	}); err != nil {
+		t.Error(err)
 	}
 	create(t, ctx, ns, pod("second"))
-	w, err := bed.WaitWorkload(patient(t, ctx), ns, "second", "waiting", func(w testbed.Workload) bool { return w.Why != "" })
+	_, err := bed.WaitWorkload(patient(t, ctx), ns, "second", "waiting for the budget", func(w testbed.Workload) bool {
+		if w.Admitted {
+			t.Errorf("beyond the budget: %+v", w)
+		}
+		return w.Admitted || strings.Contains(w.Why, "nvidia.com/gpu-memory")
+	})
 	if err != nil {
 		t.Fatal(err)
-	}
-	if w.Admitted || !strings.Contains(w.Why, "nvidia.com/gpu-memory") {
-		t.Errorf("beyond the budget: %+v", w)
 	}
 	if made := instances(t); strings.Count(made, "1g.10gb@") != 1 {
 		t.Errorf("instances: %s", made)
