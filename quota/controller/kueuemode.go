@@ -307,15 +307,8 @@ func (r *workloads) follow(ctx context.Context, wl *kueue.Workload, id engine.Wo
 		return r.answer(ctx, wl, v)
 	case reserved:
 		return ctrl.Result{}, r.report(ctx, wl, v)
-	case v.lost != nil && v.inUse && wl.DeletionTimestamp == nil:
-		return ctrl.Result{}, r.restore(ctx, wl, *v.lost)
-	case v.lost != nil && v.holds:
-		return ctrl.Result{RequeueAfter: recheck}, nil
 	case v.lost != nil:
-		r.mu.Lock()
-		r.released(id)
-		r.mu.Unlock()
-		return ctrl.Result{}, nil
+		return r.regain(ctx, wl, id, v)
 	case wl.DeletionTimestamp != nil:
 		return ctrl.Result{}, r.unprotect(ctx, wl)
 	}
@@ -331,8 +324,7 @@ func (r *workloads) finished(ctx context.Context, wl *kueue.Workload, v view) (c
 	if charged, err := r.ledger.charged(ctx, wl); err != nil || charged {
 		return ctrl.Result{RequeueAfter: recheck}, err
 	}
-	s := &sources{core: r.core, client: r.client, recorder: r.recorder, metrics: r.metrics}
-	return ctrl.Result{}, ignoreConflict(s.markFinished(ctx, wl, *v.ended))
+	return ctrl.Result{}, ignoreConflict(r.markFinished(ctx, wl, *v.ended))
 }
 
 // answer tells Kueue whether the pods of a workload have room.

@@ -95,6 +95,5 @@ func (r *workloads) withdraw(ctx context.Context, wl *kueue.Workload) error {
 // strayTickets takes back what a leader that was killed may have written late as
 // well: tickets of a Workload that holds nothing. Devices that are in use stay.
 func (r *workloads) strayTickets(ctx context.Context, wl *kueue.Workload) error {
-	s := &sources{core: r.core, client: r.client, recorder: r.recorder, metrics: r.metrics}
-	return s.takeUnused(ctx, r.live, wl)
+	return r.takeUnused(ctx, r.live, wl)
 }

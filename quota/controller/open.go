@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"maps"
-	"math"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -408,16 +407,21 @@ type flavorPools struct {
 // pools lists the pools that a ticket of a flavor names, those of the nominated
 // node first, as many as a ticket holds.
 func (c *core) pools(flavor, node string) []string {
-	return c.firstPools(flavor, node, ticket.MaxPools)
+	p := c.poolsOf(flavor)
+	names := slices.Clone(p.byNode[node])
+	for _, name := range p.all {
+		if len(names) >= ticket.MaxPools {
+			break
+		}
+		if !slices.Contains(p.byNode[node], name) {
+			names = append(names, name)
+		}
+	}
+	return names[:min(len(names), ticket.MaxPools)]
 }
 
-// poolsOf lists all pools of a flavor, those of a node first.
-func (c *core) poolsOf(flavor, node string) []string {
-	return c.firstPools(flavor, node, math.MaxInt)
-}
-
-// firstPools are so many of them at most.
-func (c *core) firstPools(flavor, node string, most int) []string {
+// poolsOf are the pools of a flavor, listed once until slices or nodes change.
+func (c *core) poolsOf(flavor string) *flavorPools {
 	p := c.poolNames[flavor]
 	if p == nil {
 		p = c.listPools(flavor)
@@ -426,16 +430,7 @@ func (c *core) firstPools(flavor, node string, most int) []string {
 		}
 		c.poolNames[flavor] = p
 	}
-	names := slices.Clone(p.byNode[node])
-	for _, name := range p.all {
-		if len(names) >= most {
-			break
-		}
-		if !slices.Contains(p.byNode[node], name) {
-			names = append(names, name)
-		}
-	}
-	return names[:min(len(names), most)]
+	return p
 }
 
 func (c *core) listPools(flavor string) *flavorPools {

@@ -30,7 +30,8 @@ func newDesk(t *testing.T, objects ...client.Object) *desk {
 	api := fake.NewClientBuilder().WithScheme(Scheme()).WithObjects(objects...).WithStatusSubresource(&kueue.Workload{}).Build()
 	c := loaded(t)
 	w := &workloads{
-		core: c, client: api, live: api, ledger: newLedger(c, api), recorder: events.NewFakeRecorder(100), metrics: newMetrics(prometheus.NewRegistry()),
+		sources: &sources{core: c, client: api, recorder: events.NewFakeRecorder(100), metrics: newMetrics(prometheus.NewRegistry())},
+		live:    api, ledger: newLedger(c, api),
 	}
 	w.reasons = newReasons(w)
 	t.Cleanup(w.reasons.queue.ShutDown)

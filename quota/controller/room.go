@@ -85,7 +85,7 @@ func (c *core) nominates(pod *corev1.Pod, wl *kueue.Workload, given *kueue.PodSe
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.fit.PolicyOf(workloadID(wl.Namespace, wl.Name)) != fit.None || len(c.poolsOf(c.deviceFlavor(given), "")) > ticket.MaxPools
+	return c.fit.PolicyOf(workloadID(wl.Namespace, wl.Name)) != fit.None || len(c.poolsOf(c.deviceFlavor(given)).all) > ticket.MaxPools
 }
 
 // roomKey stands for all that fit looks at in a workload: of two that differ in

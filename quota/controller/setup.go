@@ -166,7 +166,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, cfg *config.QuotaConfiguration
 		return nil, err
 	}
 
-	w := &workloads{core: c, client: api, live: live, ledger: newLedger(c, live), recorder: recorder, metrics: m}
+	w := &workloads{sources: s, live: live, ledger: newLedger(c, live)}
 	w.reasons = newReasons(w)
 	if err := mgr.Add(w.reasons); err != nil {
 		return nil, err

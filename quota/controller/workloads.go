@@ -9,7 +9,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
@@ -26,13 +25,10 @@ const recheck = time.Second
 // workloads writes the engine's decisions to the status of Workloads, and
 // releases quota when nothing is in use any more.
 type workloads struct {
-	*core
-	client   client.Client
-	live     client.Reader
-	ledger   *ledger
-	reasons  *reasons
-	recorder events.EventRecorder
-	metrics  *metrics
+	*sources
+	live    client.Reader
+	ledger  *ledger
+	reasons *reasons
 }
 
 // view is what the reconciler needs to know, taken under the lock.
@@ -150,15 +146,8 @@ func (r *workloads) look(ctx context.Context, id engine.WorkloadID, v view) (ctr
 			return ctrl.Result{}, nil
 		}
 		return ctrl.Result{}, err
-	case v.lost != nil && v.inUse && wl.DeletionTimestamp == nil:
-		return ctrl.Result{}, r.restore(ctx, wl, *v.lost)
-	case v.lost != nil && v.holds:
-		return ctrl.Result{RequeueAfter: recheck}, nil
 	case v.lost != nil:
-		r.mu.Lock()
-		r.released(id)
-		r.mu.Unlock()
-		return ctrl.Result{}, nil
+		return r.regain(ctx, wl, id, v)
 	case wl.DeletionTimestamp != nil:
 		return ctrl.Result{}, r.unprotect(ctx, wl)
 	}
@@ -168,6 +157,21 @@ func (r *workloads) look(ctx context.Context, id engine.WorkloadID, v view) (ctr
 		}
 	}
 	return r.wait(ctx, wl, id)
+}
+
+// regain does what is due for a Workload that shows no quota while the engine
+// counts what it had: it gets back what is in use, and the rest is free.
+func (r *workloads) regain(ctx context.Context, wl *kueue.Workload, id engine.WorkloadID, v view) (ctrl.Result, error) {
+	switch {
+	case v.inUse && wl.DeletionTimestamp == nil:
+		return ctrl.Result{}, r.restore(ctx, wl, *v.lost)
+	case v.holds:
+		return ctrl.Result{RequeueAfter: recheck}, nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.released(id)
+	return ctrl.Result{}, nil
 }
 
 // outdated says that the caches show another spec than the one that was decided on,
@@ -350,8 +354,7 @@ func (r *workloads) cleared(ctx context.Context, wl *kueue.Workload, id engine.W
 		if left := lifecycle.StopsAt(wl, r.rules).Sub(r.now()); left > 0 {
 			return false, ctrl.Result{RequeueAfter: left}, nil
 		}
-		s := &sources{core: r.core, client: r.client, recorder: r.recorder, metrics: r.metrics}
-		return false, ctrl.Result{RequeueAfter: recheck}, s.clearOut(ctx, r.live, wl)
+		return false, ctrl.Result{RequeueAfter: recheck}, r.clearOut(ctx, r.live, wl)
 	}
 	if charged, err := r.ledger.charged(ctx, wl); err != nil || charged {
 		return false, ctrl.Result{RequeueAfter: recheck}, err
