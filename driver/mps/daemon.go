@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"time"
 
+	"k8s.io/klog/v2"
+
 	"github.com/sluice-gpu/sluice/driver/state"
 )
 
@@ -42,6 +44,9 @@ func (d Daemon) mark() string { return filepath.Join(d.Dir, "started") }
 // Log is where the daemon's output goes.
 func (d Daemon) Log() string { return filepath.Join(d.logs(), "daemon.log") }
 
+// lastLog is the output of the daemon before this one, which may say why it ended.
+func (d Daemon) lastLog() string { return d.Log() + ".1" }
+
 // record tells which process is the daemon. A PID alone does not: it may be
 // another process by now.
 type record struct {
@@ -65,12 +70,8 @@ func (d Daemon) Record() error {
 
 // PID is the daemon's; 0 if it does not run.
 func (d Daemon) PID() int {
-	b, err := os.ReadFile(d.record())
-	if err != nil {
-		return 0
-	}
-	var r record
-	if err := json.Unmarshal(b, &r); err != nil || r.PID <= 0 {
+	r := d.recorded()
+	if r.PID <= 0 {
 		return 0
 	}
 	start, ended, err := statOf(d.Proc, r.PID)
@@ -78,6 +79,15 @@ func (d Daemon) PID() int {
 		return 0
 	}
 	return r.PID
+}
+
+// recorded is the record as it lies there; none has PID 0.
+func (d Daemon) recorded() (r record) {
+	b, err := os.ReadFile(d.record())
+	if err != nil || json.Unmarshal(b, &r) != nil {
+		return record{}
+	}
+	return r
 }
 
 // starting tells that the daemon was started less than patience ago and is not
@@ -108,7 +118,14 @@ func (d Daemon) Environment(pipe, logs string) []string {
 
 // start runs the daemon in a session of its own, which outlives this process.
 // The channel is closed when it ends while this process lives.
-func (b *Backend) start(d Daemon) (<-chan struct{}, error) {
+func (b *Backend) start(ctx context.Context, d Daemon) (<-chan struct{}, error) {
+	log := klog.FromContext(ctx).WithValues("card", d.Card)
+	if before := d.recorded(); before.PID > 0 {
+		log.Info("The MPS control daemon of the card is gone; starting another", "was", before.PID, "said", d.said())
+	}
+	if err := os.Rename(d.Log(), d.lastLog()); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
 	// What a daemon left that died would be taken for the new one's.
 	for _, name := range []string{filepath.Join(d.pipe(), "control"), d.record()} {
 		if err := os.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -131,8 +148,10 @@ func (b *Backend) start(d Daemon) (<-chan struct{}, error) {
 		return nil, err
 	}
 	ended := make(chan struct{})
+	log.Info("Started the MPS control daemon of the card", "pid", cmd.Process.Pid)
 	go func() { // while this process lives it is the parent
 		_ = cmd.Wait()
+		log.Info("The MPS control daemon of the card ended", "pid", cmd.Process.Pid, "with", cmd.ProcessState.String(), "said", d.said())
 		close(ended)
 	}()
 	return ended, nil

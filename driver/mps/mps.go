@@ -102,7 +102,7 @@ func (b *Backend) Prepare(ctx context.Context, s enforce.Share) (enforce.Result,
 		return enforce.Result{}, fmt.Errorf("a share of %d cards cannot be held by MPS: its limits are for one", len(s.Cards))
 	}
 	d := b.daemon(s.Cards[0])
-	if err := b.ensure(d); err != nil {
+	if err := b.ensure(ctx, d); err != nil {
 		return enforce.Result{}, fmt.Errorf("the MPS control daemon of card %s: %w", d.Card, err)
 	}
 	if err := os.MkdirAll(s.Dir, 0o755); err != nil {
@@ -175,7 +175,7 @@ func (b *Backend) Settle(ctx context.Context, live []enforce.Share) error {
 		needed[s.Cards[0]] = true
 		d := b.daemon(s.Cards[0])
 		var starting *enforce.NotReady
-		if err := b.ensure(d); err != nil && !errors.As(err, &starting) {
+		if err := b.ensure(ctx, d); err != nil && !errors.As(err, &starting) {
 			errs = append(errs, fmt.Errorf("the MPS control daemon of card %s: %w", s.Cards[0], err))
 		}
 		over, err := d.trim()
@@ -206,7 +206,7 @@ func (b *Backend) Settle(ctx context.Context, live []enforce.Share) error {
 // the card its alone, and waits for nothing: a daemon that is not ready yet is a
 // NotReady. The folder is there before anything else and removed after everything
 // else, so that a process that died half way leaves what Settle ends.
-func (b *Backend) ensure(d Daemon) error {
+func (b *Backend) ensure(ctx context.Context, d Daemon) error {
 	if d.ready() {
 		if err := os.Remove(d.mark()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -236,7 +236,7 @@ func (b *Backend) ensure(d Daemon) error {
 			}
 		}
 		var err error
-		if ended, err = b.start(d); err != nil {
+		if ended, err = b.start(ctx, d); err != nil {
 			return err
 		}
 	}
@@ -249,6 +249,7 @@ func (b *Backend) ensure(d Daemon) error {
 }
 
 func (b *Backend) end(ctx context.Context, d Daemon) error {
+	klog.FromContext(ctx).Info("No share needs the MPS control daemon of the card any more; ending it", "card", d.Card, "pid", d.PID())
 	if err := b.stop(ctx, d); err != nil {
 		return err
 	}

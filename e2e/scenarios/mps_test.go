@@ -71,7 +71,8 @@ func TestSharesByMPSAreClientsOfOneDaemonWhichOutlivesTheDriver(t *testing.T) {
 		t.Fatal(err)
 	}
 	if now := daemons(t, ctx, dynamicNode); now != daemon {
-		t.Errorf("the daemon was %s and after the driver's restart it is %s", daemon, now)
+		t.Errorf("the daemon was %s and after the driver's restart it is %s; on the node\n%s", daemon, now, onNode(t, ctx, dynamicNode,
+			"tail -n 20 /var/lib/kubelet/plugins/gpu.sluice.dev/mps/*/log/* /var/lib/kubelet/plugins/gpu.sluice.dev/mps/*/daemon.json; ps axo pid,ppid,sid,etimes,args"))
 	}
 	log := onNode(t, ctx, dynamicNode, "cat /var/lib/kubelet/plugins/gpu.sluice.dev/mps/*/log/control.log")
 	if strings.Count(log, "client 0=5120M 30") != 2 || strings.Contains(log, "left") {

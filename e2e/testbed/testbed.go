@@ -293,28 +293,31 @@ func (b *Testbed) CreateNamespace(ctx context.Context, name string, labels map[s
 	})
 }
 
-// Describe tells what a namespace holds and what happened in it, for the log of a failure.
-func (b *Testbed) Describe(ctx context.Context, namespace string) string {
+// Describe tells what namespaces hold, what happened in them and what the product said, for the log
+// of a failure.
+func (b *Testbed) Describe(ctx context.Context, namespaces ...string) string {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	var text strings.Builder
-	for _, args := range [][]string{
-		{"get", "pods,resourceclaims", "-o", "wide"},
-		{"get", "events", "--sort-by=.metadata.creationTimestamp"},
-	} {
-		out, err := b.Cluster.Kubectl(ctx, append(args, "--namespace", namespace)...)
-		if err != nil {
-			fmt.Fprintln(&text, err)
+	for _, namespace := range namespaces {
+		fmt.Fprintf(&text, "--- namespace %s\n", namespace)
+		for _, args := range [][]string{
+			{"get", "pods,resourceclaims", "-o", "wide"},
+			{"get", "events", "--sort-by=.metadata.creationTimestamp"},
+		} {
+			out, err := b.Cluster.Kubectl(ctx, append(args, "--namespace", namespace)...)
+			if err != nil {
+				fmt.Fprintln(&text, err)
+			}
+			text.Write(out)
 		}
-		text.Write(out)
 	}
-	if namespace == SystemNamespace {
-		pods, _ := b.Client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
-		for i := range pods.Items {
-			name := pods.Items[i].Name
-			log, err := b.Log(ctx, namespace, name, "")
-			fmt.Fprintf(&text, "--- log of %s (%v)\n%s", name, err, tail(log, 30))
-		}
+	// What the product said is in logs that nobody can ask for when the cluster is gone.
+	pods, _ := b.Client.CoreV1().Pods(SystemNamespace).List(ctx, metav1.ListOptions{})
+	for i := range pods.Items {
+		name := pods.Items[i].Name
+		log, err := b.Log(ctx, SystemNamespace, name, "")
+		fmt.Fprintf(&text, "--- log of %s on %s (%v)\n%s", name, pods.Items[i].Spec.NodeName, err, tail(log, 30))
 	}
 	return text.String()
 }

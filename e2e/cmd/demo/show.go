@@ -46,9 +46,7 @@ func show(ctx context.Context, out io.Writer, o testbed.Options, broken string) 
 	d := &demo{Testbed: bed, out: out, name: o.Name}
 	for _, part := range []func(context.Context) error{d.clear, d.devices, d.slices, d.limits, d.quotas, d.bypasses} {
 		if err := part(ctx); err != nil {
-			for _, namespace := range []string{testbed.SystemNamespace, slicesNamespace, teamNamespace} {
-				fmt.Fprintf(o.Log, "--- namespace %s\n%s", namespace, bed.Describe(ctx, namespace))
-			}
+			fmt.Fprint(o.Log, bed.Describe(ctx, testbed.SystemNamespace, slicesNamespace, teamNamespace))
 			return err
 		}
 	}
