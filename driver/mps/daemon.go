@@ -37,8 +37,8 @@ func (d Daemon) shm() string    { return filepath.Join(d.Dir, "shm") }
 func (d Daemon) logs() string   { return filepath.Join(d.Dir, "log") }
 func (d Daemon) record() string { return filepath.Join(d.Dir, "daemon.json") }
 
-// mark is there from before the daemon's start until it is known to be ready, or
-// to have failed.
+// mark is there from before the daemon's start until a share has it, or it has
+// failed. In between nobody may end it: the share is not in the checkpoint yet.
 func (d Daemon) mark() string { return filepath.Join(d.Dir, "started") }
 
 // Log is where the daemon's output goes.
@@ -90,11 +90,11 @@ func (d Daemon) recorded() (r record) {
 	return r
 }
 
-// starting tells that the daemon was started less than patience ago and is not
-// ready yet. It may not have come to its record.
-func (d Daemon) starting(patience time.Duration) bool {
+// awaited tells that the daemon was started less than patience ago and no share
+// has it yet. It may not have come to its record.
+func (d Daemon) awaited(patience time.Duration) bool {
 	info, err := os.Stat(d.mark())
-	return err == nil && time.Since(info.ModTime()) < patience && !d.ready()
+	return err == nil && time.Since(info.ModTime()) < patience
 }
 
 func (d Daemon) running() bool { return d.PID() != 0 }

@@ -192,7 +192,7 @@ func (b *Backend) Settle(ctx context.Context, live []enforce.Share) error {
 	}
 	for _, e := range list {
 		d := b.daemon(e.Name())
-		if needed[e.Name()] || d.starting(b.cfg.Ready) { // somebody waits for that one
+		if needed[e.Name()] || d.awaited(b.cfg.Ready) {
 			continue
 		}
 		if err := b.end(ctx, d); err != nil {
@@ -220,7 +220,7 @@ func (b *Backend) ensure(ctx context.Context, d Daemon) error {
 	}
 	var ended <-chan struct{}
 	switch {
-	case d.starting(b.cfg.Ready):
+	case d.awaited(b.cfg.Ready):
 	case d.running():
 		// Its clients can remove what is in the pipe folder. Those that are
 		// connected go on.

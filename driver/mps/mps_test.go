@@ -245,6 +245,34 @@ func TestNothingWaitsForASilentDaemonButItsOwnShare(t *testing.T) {
 	}
 }
 
+// Between the two rounds of a Prepare the share is nowhere to be seen.
+func TestADaemonIsKeptForTheShareThatWaitedForIt(t *testing.T) {
+	h := newHost(t)
+	b := h.backend()
+	s := h.share("s", "GPU-a", 1024, 0)
+	d := b.daemon("GPU-a")
+	var starting *enforce.NotReady
+	if _, err := b.Prepare(t.Context(), s); !errors.As(err, &starting) {
+		t.Fatalf("got %v", err)
+	}
+	if err := starting.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	pid := d.PID()
+	h.settle(b) // as an Unprepare of another claim does
+	if _, err := b.Prepare(t.Context(), s); err != nil || d.PID() != pid {
+		t.Errorf("the daemon was %d and is %d; the share got %v", pid, d.PID(), err)
+	}
+	// A share that never comes back for it does not keep it for ever.
+	if err := state.WriteFile(d.mark(), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b.cfg.Ready = time.Nanosecond
+	if h.settle(b); d.PID() != 0 {
+		t.Error("it was not ended")
+	}
+}
+
 func TestACardHasOneDaemonFromItsFirstShareToItsLast(t *testing.T) {
 	h := newHost(t)
 	b := h.backend()
