@@ -2,6 +2,7 @@ package fit
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -68,7 +69,8 @@ func oneShare(id structured.DeviceID) structured.SharedDeviceID {
 // allocate asks the allocator for claims on one node, in a given state. It
 // returns nil where there is no room, errTooMany where the search was given up,
 // and another error where the claims can be served nowhere, such as a selector
-// that fails. The search is drawn from the allowance of a workload's namespace.
+// that fails. A pool of the node that is published wrongly, with two devices of
+// one name say, speaks against that node alone, as it does with the scheduler. The search is drawn from the allowance of a workload's namespace.
 func (s *State) allocate(id engine.WorkloadID, n *node, state structured.AllocatedState, claims []*resourceapi.ResourceClaim) ([]resourceapi.AllocationResult, error) {
 	if len(claims) == 0 {
 		return []resourceapi.AllocationResult{}, nil
@@ -81,9 +83,13 @@ func (s *State) allocate(id engine.WorkloadID, n *node, state structured.Allocat
 	if object == nil {
 		object = &corev1.Node{}
 	}
-	return s.search(namespaceOf(id), claims, func(ctx context.Context) ([]resourceapi.AllocationResult, error) {
+	results, err := s.search(namespaceOf(id), claims, func(ctx context.Context) ([]resourceapi.AllocationResult, error) {
 		return a.Allocate(ctx, object, claims)
 	})
+	if errors.Is(err, structured.ErrFailedAllocationOnNode) {
+		return nil, nil
+	}
+	return results, err
 }
 
 // available lists the slices that the allocator needs for a node: its own, those

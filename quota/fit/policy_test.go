@@ -263,3 +263,17 @@ func TestAPlaceThatWillNotDoAnyMoreIsExchangedWhileAnotherIsThere(t *testing.T) 
 		})
 	}
 }
+
+// A driver that publishes two devices of one name makes its node useless, and no
+// other.
+func TestAPoolThatIsPublishedWronglySpeaksAgainstItsNodeAlone(t *testing.T) {
+	s := world(BinPack)
+	addNode(s, "n1", nil, 40, 40)
+	broken := s.slices["n1"].DeepCopy()
+	broken.Spec.Devices[1].Name = broken.Spec.Devices[0].Name
+	s.SetSlice(broken)
+	addNode(s, "n2", nil, 80)
+	if where := place(t, s, "ns/w", 1, 40); where != "n2" {
+		t.Errorf("placed on %q", where)
+	}
+}
