@@ -1,7 +1,9 @@
 package fit
 
 import (
+	"cmp"
 	"encoding/binary"
+	"math"
 	"slices"
 )
 
@@ -31,73 +33,207 @@ func (b *limited) deal(sl *slot) ([]piece, bool) {
 	return b.dealer.deal(sl)
 }
 
-// ample says that each of all gets what he asks for, wherever the others are
-// served and in whatever order: they have not enough among them to fill every card
-// that he could have. False says nothing.
+// lot is so many pieces that one request after the other asks of the cards.
+type lot struct {
+	*demand
+	pieces int
+}
+
+// ample says that each of all gets what he asks for, in whatever order they are
+// served. False says nothing.
+//
+// It looks at each request by itself: of the cards that it could have, how many can
+// the others make useless to it? If that is fewer than all, the request is served,
+// whenever it comes, and that for every request means that nobody is ever refused.
+// Any division of the others into large and small gives a bound:
+//
+//   - a large piece makes one card useless at the most, the one on which it lies;
+//   - where only small ones lie, first fit fills card by card. A small piece goes to
+//     the last of those cards when none before it has room for it. So all of them
+//     but one hold more than leaves room for the largest of the small.
+//
+// Whole cards beside slices of many sizes are the common case: the slices, however
+// many, are packed on few cards.
 func (c *counting) ample(all []*slot) bool {
-	var total sum
+	if len(c.counters) > 0 {
+		// Cards shut each other.
+		return false
+	}
+	var lots []lot
 	for _, sl := range all {
-		for _, asks := range c.kinds[sl.kind] {
-			total.add(asks.most(c.cards), 1)
+		mine := *c.kinds[sl.kind]
+		for i := range mine {
+			at := slices.IndexFunc(lots, func(l lot) bool { return l.demand == &mine[i] })
+			if at < 0 {
+				at, lots = len(lots), append(lots, lot{demand: &mine[i]})
+			}
+			lots[at].pieces += mine[i].count
 		}
 	}
-	for _, kind := range c.kinds {
-		for _, asks := range kind {
-			others := total
-			others.add(asks.most(c.cards), -1)
-			if !c.always(asks, others) {
-				return false
-			}
+	for i := range lots {
+		lots[i].pieces--
+		served := c.always(lots[i].portions, lots)
+		if lots[i].pieces++; !served {
+			return false
 		}
 	}
 	return true
 }
 
-// sum is what several requests take at the most: whole counts those that may take
-// a card as a whole.
-type sum struct{ memory, cores, whole int64 }
-
-func (s *sum) add(o sum, times int64) {
-	s.memory += times * o.memory
-	s.cores += times * o.cores
-	s.whole += times * o.whole
+// always says that others cannot make every card useless that a request could have.
+func (c *counting) always(asks portions, others []lot) bool {
+	var shared, alone []int
+	for i := range c.cards {
+		switch {
+		case !c.has(i, asks[i]):
+		case c.cards[i].shareable:
+			shared = append(shared, i)
+		default:
+			alone = append(alone, i)
+		}
+	}
+	// Whoever has a device alone is one piece.
+	if len(alone) > pieces(others, func(l lot) bool { return l.onAny(alone) }) {
+		return true
+	}
+	// Those who cannot have any of the cards are in nobody's way there.
+	there := make([]lot, 0, len(others))
+	for _, l := range others {
+		if l.pieces > 0 && l.onAny(shared) {
+			there = append(there, l)
+		}
+	}
+	// Whoever has several cards passes over those that he has.
+	slices.SortStableFunc(there, func(a, b lot) int {
+		return cmp.Or(cmp.Compare(boolInt(a.count > 1), boolInt(b.count > 1)), cmp.Compare(a.most().memory, b.most().memory))
+	})
+	for small := 0; small <= len(there); small++ {
+		if small > 0 && there[small-1].count > 1 {
+			break
+		}
+		large := pieces(there[small:], func(lot) bool { return true })
+		if large < len(shared) && large+c.filled(asks, shared, there[:small], others) < len(shared) {
+			return true
+		}
+	}
+	return false
 }
 
-// most is the most that a request may take.
-func (p portions) most(cards []rest) sum {
+func pieces(all []lot, which func(lot) bool) int {
+	n := 0
+	for _, l := range all {
+		if which(l) {
+			n += l.pieces
+		}
+	}
+	return n
+}
+
+// onAny says that a request could have one of some cards, as far as it is the
+// request that decides.
+func (p portions) onAny(cards []int) bool {
+	return slices.ContainsFunc(cards, func(i int) bool { return p[i].ok })
+}
+
+// most is the most that a request may take of one card.
+func (p portions) most() sum {
 	var m sum
 	for i := range p {
-		switch {
-		case !p[i].ok:
-		case cards[i].shareable:
+		if p[i].ok {
 			m.memory, m.cores = max(m.memory, p[i].memory), max(m.cores, p[i].cores)
-		default:
-			m.whole = 1
 		}
 	}
 	return m
 }
 
-// always says that others cannot fill every card that a request could have.
-func (c *counting) always(asks portions, others sum) bool {
-	var memory, cores []int64
-	whole := int64(0)
-	for i := range c.cards {
-		r, p := &c.cards[i], asks[i]
-		switch {
-		case !p.ok || !r.has(p):
-		case r.shareable:
-			// So much has to be taken before there is too little.
-			memory, cores = append(memory, r.memory-p.memory+1), append(cores, r.cores-p.cores+1)
-		default:
-			whole++
+// least is the least that it takes of one of some cards.
+func (p portions) least(cards []int) sum {
+	m := sum{math.MaxInt64, math.MaxInt64}
+	for _, i := range cards {
+		if p[i].ok {
+			m.memory, m.cores = min(m.memory, p[i].memory), min(m.cores, p[i].cores)
 		}
 	}
-	return whole > others.whole || len(memory) > filled(memory, others.memory)+filled(cores, others.cores)
+	return m
 }
 
-// filled is how many of the needs so much meets at the most.
-func filled(needs []int64, much int64) int {
+// sum is memory and cores of one card or of several.
+type sum struct{ memory, cores int64 }
+
+// filled bounds how many of some cards become useless to a request by small pieces
+// alone. All are those and the large ones.
+func (c *counting) filled(asks portions, cards []int, small, all []lot) int {
+	if len(small) == 0 {
+		return 0
+	}
+	var total sum
+	count, least := 0, sum{math.MaxInt64, math.MaxInt64}
+	for _, l := range small {
+		m, n := l.most(), int64(l.pieces)
+		total.memory, total.cores, count = total.memory+n*m.memory, total.cores+n*m.cores, count+l.pieces
+		m = l.least(cards)
+		least.memory, least.cores = min(least.memory, m.memory), min(least.cores, m.cores)
+	}
+	// So much has to be taken of a card before there is too little for the request,
+	// and so much before there is too little for one of the small ones.
+	var useless, full [2][]int64
+	for _, i := range cards {
+		r := &c.cards[i]
+		mine := sum{r.memory - asks[i].memory + 1, r.cores - asks[i].cores + 1}
+		useless[0], useless[1] = append(useless[0], mine.memory), append(useless[1], mine.cores)
+		if its, ok := c.full(i, small); ok && its.memory > mine.memory {
+			mine = its
+		}
+		full[0], full[1] = append(full[0], mine.memory), append(full[1], mine.cores)
+	}
+	// The piece on the last card lies on no other, and before any comes that far the
+	// cards before all of these are full too.
+	rest := sum{total.memory - least.memory - c.before(cards[0], small, all, total), total.cores - least.cores}
+	if rest.memory < 0 {
+		return 0
+	}
+	return min(count,
+		meets(useless[0], total.memory)+meets(useless[1], total.cores),
+		1+meets(full[0], rest.memory)+meets(full[1], rest.cores))
+}
+
+// full is what has to be taken of a card before there is too little for one of
+// several lots; false where one of them cannot have it at all.
+func (c *counting) full(card int, small []lot) (sum, bool) {
+	r := &c.cards[card]
+	need := sum{math.MaxInt64, math.MaxInt64}
+	for _, l := range small {
+		p := l.portions[card]
+		if !p.ok {
+			return need, false
+		}
+		need.memory, need.cores = min(need.memory, r.memory-p.memory+1), min(need.cores, r.cores-p.cores+1)
+	}
+	return need, r.open && need.memory > 0 && need.cores > 0
+}
+
+// before is how much memory small pieces take at least of the cards before one,
+// once one of them lies there or behind. Cards that others or cores may fill count
+// for nothing.
+func (c *counting) before(first int, small, all []lot, total sum) int64 {
+	much := int64(0)
+	for i := range first {
+		need, ok := c.full(i, small)
+		if !ok || !c.cards[i].shareable || total.cores >= need.cores {
+			continue
+		}
+		if slices.ContainsFunc(all, func(l lot) bool {
+			return l.pieces > 0 && c.has(i, l.portions[i]) && !slices.ContainsFunc(small, func(s lot) bool { return s.demand == l.demand })
+		}) {
+			continue
+		}
+		much += need.memory
+	}
+	return much
+}
+
+// meets is how many of the needs so much meets at the most.
+func meets(needs []int64, much int64) int {
 	slices.Sort(needs)
 	for i, n := range needs {
 		if much -= n; much < 0 {
@@ -111,7 +247,7 @@ func filled(needs []int64, much int64) int {
 func (c *counting) mark(to []byte) []byte {
 	for i := range c.cards {
 		r := &c.cards[i]
-		to = binary.AppendVarint(binary.AppendVarint(append(to, byte(boolInt(r.touched))), r.memory), r.cores)
+		to = binary.AppendVarint(binary.AppendVarint(append(to, byte(boolInt(r.touched || r.shares > 0))), r.memory), r.cores)
 	}
 	return to
 }

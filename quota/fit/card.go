@@ -36,6 +36,8 @@ type card struct {
 	freeMemory, freeCores int64
 	// over says that more is taken than there is: a promise was overtaken.
 	over bool
+	// lent says that another view shares what is taken of it.
+	lent bool
 }
 
 // cardsOf lists the devices that a node offers by itself, in the order in which

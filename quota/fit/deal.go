@@ -2,27 +2,58 @@ package fit
 
 import (
 	"context"
+	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/dynamic-resource-allocation/structured"
 
 	"github.com/sluice-gpu/sluice/quota/pricing"
 )
 
 // counting deals in plain numbers what the allocator would give for plain claims:
-// each request for one device that only its class selects, memory and cores of
-// it. It is a thousand times as fast as the allocator, which matters where every
-// order is tried; a property compares the two.
+// each request for so many devices that its class and its own selectors select,
+// memory and cores of them, and what they draw from counters of their pool. It is
+// a thousand times as fast as the allocator, which matters where every order is
+// tried; a property compares the two.
 type counting struct {
 	cards []rest
-	kinds map[string][]portions
+	// counters are what is left of those that cards draw from.
+	counters []int64
+	// kinds are what each kind of slot asks, one and the same for those that ask
+	// alike in other words.
+	kinds map[string]*demands
 	dealt [][]piece
+	// steps is how many cards may still be looked at.
+	steps int
 }
+
+// mostSteps bounds how many cards are looked at to judge one line.
+const mostSteps = 400_000
 
 // rest is what is left of a card.
 type rest struct {
 	open, shareable, touched bool
 	memory, cores            int64
+	// shares counts those to whom it was dealt.
+	shares int
+	// draws are what it takes of counters as soon as somebody has any of it.
+	draws []draw
+}
+
+type draw struct {
+	counter int
+	much    int64
+}
+
+// demands are the requests of one pod.
+type demands []demand
+
+// demand is one request: so many cards, and what it takes of each that it may have.
+type demand struct {
+	portions
+	count int
 }
 
 // portions are what one request takes of each card.
@@ -33,48 +64,148 @@ type portion struct {
 	memory, cores int64
 }
 
+func (a demands) equal(b demands) bool {
+	return slices.EqualFunc(a, b, func(a, b demand) bool { return a.count == b.count && slices.Equal(a.portions, b.portions) })
+}
+
 // mostPlain bounds the requests of one pod that are dealt in numbers.
 const mostPlain = 3
 
 // counting is nil where numbers do not tell.
 func (s *State) counting(n *node, v *view, all []*slot) *counting {
-	if len(s.shared) > 0 {
+	if len(s.shared) > 0 || !s.sound(n) {
 		return nil
 	}
-	c := &counting{kinds: map[string][]portions{}}
+	c := &counting{cards: make([]rest, 0, len(v.cards)), kinds: map[string]*demands{}, steps: mostSteps}
 	for i := range v.cards {
 		card := &v.cards[i]
 		d := card.device
-		if len(d.ConsumesCounters) > 0 || len(d.BindingConditions) > 0 || card.shareable && len(d.Capacity) != boolInt(card.memory >= 0)+boolInt(card.cores >= 0) {
+		if len(d.BindingConditions) > 0 || card.shareable && len(d.Capacity) != boolInt(card.memory >= 0)+boolInt(card.cores >= 0) {
 			return nil
 		}
 		c.cards = append(c.cards, rest{open: card.open, shareable: card.shareable, touched: card.touched, memory: card.freeMemory, cores: card.freeCores})
+	}
+	if !c.count(v.cards, n.slices) {
+		return nil
 	}
 	for _, sl := range all {
 		if _, known := c.kinds[sl.kind]; known {
 			continue
 		}
-		asks, ok := s.plain(n, sl.claims)
-		if !ok {
+		mine := s.plain(n, sl)
+		if mine == nil {
 			return nil
 		}
-		c.kinds[sl.kind] = asks
+		for _, others := range c.kinds {
+			if others.equal(*mine) {
+				mine = others
+				break
+			}
+		}
+		c.kinds[sl.kind] = mine
 	}
 	return c
 }
 
-// plain is what claims take of each card of a node; false where numbers do not
+// count takes in the counters that cards draw from; false where numbers do not
 // tell.
-func (s *State) plain(n *node, claims []*resourceapi.ResourceClaim) ([]portions, bool) {
-	var all []portions
+func (c *counting) count(cards []card, own []*resourceapi.ResourceSlice) bool {
+	var left map[counter]resource.Quantity
+	places := map[counter]int{}
+	for i := range cards {
+		if len(cards[i].device.ConsumesCounters) == 0 {
+			continue
+		}
+		if left == nil {
+			left = counters(own)
+		}
+		for name, much := range consumption(&cards[i]) {
+			all, ok := left[name]
+			n, exact := much.AsInt64()
+			if !ok || !exact || n < 0 {
+				return false
+			}
+			place, known := places[name]
+			if !known {
+				much, exact := all.AsInt64()
+				if !exact {
+					return false
+				}
+				place = len(c.counters)
+				places[name], c.counters = place, append(c.counters, much)
+			}
+			c.cards[i].draws = append(c.cards[i].draws, draw{place, n})
+			if c.cards[i].touched {
+				c.counters[place] -= n
+			}
+		}
+	}
+	// Where more is taken than there is, nothing of the pool is given out.
+	return !slices.ContainsFunc(c.counters, func(n int64) bool { return n < 0 })
+}
+
+// alike says that two slots ask the same.
+func (c *counting) alike(a, b *slot) bool { return c.kinds[a.kind] == c.kinds[b.kind] }
+
+// sound says that the node's pools are complete and name each device once, so that
+// the allocator gives what is in them.
+func (s *State) sound(n *node) bool {
+	for _, own := range n.slices {
+		is := own.Spec.Pool
+		there := int64(0)
+		for _, slice := range s.pools[poolKey{own.Spec.Driver, is.Name}].slices {
+			switch {
+			case slice.Spec.Pool.Generation > is.Generation:
+				return false
+			case slice.Spec.Pool.Generation == is.Generation:
+				there++
+			}
+		}
+		if there != is.ResourceSliceCount {
+			return false
+		}
+	}
+	names := make(map[structured.DeviceID]struct{}, len(n.cards))
+	for i := range n.cards {
+		names[n.cards[i].id] = struct{}{}
+	}
+	return len(names) == len(n.cards)
+}
+
+// mostKnown bounds how many kinds are remembered of one node.
+const mostKnown = 64
+
+// plain is what the claims of a slot take of each card of a node; nil where
+// numbers do not tell.
+func (s *State) plain(n *node, sl *slot) *demands {
+	if known, ok := n.plain[sl.kind]; ok && sl.kind != "" {
+		return known
+	}
+	var mine *demands
+	if all, ok := s.asksOf(n, sl.claims); ok {
+		mine = &all
+	}
+	if n.plain == nil || len(n.plain) >= mostKnown {
+		n.plain = map[string]*demands{}
+	}
+	n.plain[sl.kind] = mine
+	return mine
+}
+
+func (s *State) asksOf(n *node, claims []*resourceapi.ResourceClaim) (demands, bool) {
+	var all demands
 	for _, claim := range claims {
 		if len(claim.Spec.Devices.Constraints) > 0 {
 			return nil, false
 		}
+		results := int64(0)
 		for i := range claim.Spec.Devices.Requests {
 			r := claim.Spec.Devices.Requests[i].Exactly
-			if r == nil || r.Count > 1 || len(r.Selectors) > 0 || len(r.Tolerations) > 0 || r.AdminAccess != nil && *r.AdminAccess ||
+			if r == nil || r.Count < 1 || len(r.Tolerations) > 0 || r.AdminAccess != nil && *r.AdminAccess ||
 				r.AllocationMode != resourceapi.DeviceAllocationModeExactCount || len(all) == mostPlain {
+				return nil, false
+			}
+			if results += r.Count; results > resourceapi.AllocationResultsMaxSize {
 				return nil, false
 			}
 			selected := s.selected(n, r.DeviceClassName)
@@ -83,7 +214,14 @@ func (s *State) plain(n *node, claims []*resourceapi.ResourceClaim) ([]portions,
 			}
 			p := make(portions, len(n.cards))
 			for j := range n.cards {
-				if !selected[j] || n.cards[j].tainted {
+				if !selected[j] {
+					continue
+				}
+				own, err := s.selects(r.Selectors, &n.cards[j])
+				if err != nil {
+					return nil, false
+				}
+				if !own || n.cards[j].tainted {
 					continue
 				}
 				var known bool
@@ -91,7 +229,7 @@ func (s *State) plain(n *node, claims []*resourceapi.ResourceClaim) ([]portions,
 					return nil, false
 				}
 			}
-			all = append(all, p)
+			all = append(all, demand{p, int(r.Count)})
 		}
 	}
 	return all, true
@@ -142,7 +280,7 @@ func (s *State) selected(n *node, name string) []bool {
 	if class := s.classes[name]; class != nil {
 		all = make([]bool, len(n.cards))
 		for i := range n.cards {
-			ok, err := s.selects(class, &n.cards[i])
+			ok, err := s.selects(class.Spec.Selectors, &n.cards[i])
 			if err != nil {
 				all = nil
 				break
@@ -157,8 +295,8 @@ func (s *State) selected(n *node, name string) []bool {
 	return all
 }
 
-func (s *State) selects(class *resourceapi.DeviceClass, c *card) (bool, error) {
-	for _, sel := range class.Spec.Selectors {
+func (s *State) selects(all []resourceapi.DeviceSelector, c *card) (bool, error) {
+	for _, sel := range all {
 		if sel.CEL == nil {
 			return false, nil
 		}
@@ -179,31 +317,39 @@ func (s *State) selects(class *resourceapi.DeviceClass, c *card) (bool, error) {
 
 func (c *counting) deal(sl *slot) ([]piece, bool) {
 	got := make([]piece, 0, mostPlain)
-	if !c.find(c.kinds[sl.kind], &got) {
+	if !c.find(*c.kinds[sl.kind], 0, 0, &got) {
 		return nil, false
 	}
 	c.dealt = append(c.dealt, got)
 	return got, true
 }
 
-// find gives every request the first card that leaves enough for those after it.
-func (c *counting) find(asks []portions, got *[]piece) bool {
-	if len(asks) == 0 {
+// find gives every request the first cards that leave enough for those after it.
+// Of the first request done cards are given; the next is looked for from a card
+// on, since no card serves a request twice.
+func (c *counting) find(all demands, done, from int, got *[]piece) bool {
+	if len(all) == 0 {
 		return true
 	}
-	for i := range c.cards {
-		p, r := asks[0][i], &c.cards[i]
-		if !p.ok || !r.has(p) {
+	if done == all[0].count {
+		return c.find(all[1:], 0, 0, got)
+	}
+	for i := from; i < len(c.cards); i++ {
+		if c.steps--; c.steps < 0 {
+			return false
+		}
+		p := all[0].portions[i]
+		if !c.has(i, p) {
 			continue
 		}
-		took := piece{i, p.memory, p.cores, !r.shareable}
-		r.take(took, 1)
+		took := piece{i, p.memory, p.cores, !c.cards[i].shareable}
+		c.take(took, 1)
 		*got = append(*got, took)
-		if c.find(asks[1:], got) {
+		if c.find(all, done+1, i+1, got) {
 			return true
 		}
 		*got = (*got)[:len(*got)-1]
-		r.take(took, -1)
+		c.take(took, -1)
 	}
 	return false
 }
@@ -211,23 +357,45 @@ func (c *counting) find(asks []portions, got *[]piece) bool {
 func (c *counting) back() {
 	last := len(c.dealt) - 1
 	for _, p := range c.dealt[last] {
-		c.cards[p.card].take(p, -1)
+		c.take(p, -1)
 	}
 	c.dealt = c.dealt[:last]
 }
 
-func (r *rest) has(p portion) bool {
-	if !r.shareable {
-		return r.open && !r.touched
+// has says whether there is still so much of a card.
+func (c *counting) has(i int, p portion) bool {
+	r := &c.cards[i]
+	used := r.touched || r.shares > 0
+	switch {
+	case !p.ok || !r.open:
+		return false
+	case !r.shareable && used:
+		return false
+	case r.shareable && (p.memory > r.memory || p.cores > r.cores):
+		return false
+	case used:
+		// Its counters are paid.
+		return true
 	}
-	return r.open && p.memory <= r.memory && p.cores <= r.cores
+	for _, d := range r.draws {
+		if d.much > c.counters[d.counter] {
+			return false
+		}
+	}
+	return true
 }
 
-func (r *rest) take(p piece, times int64) {
-	if p.whole {
-		r.touched = times > 0
-		return
+func (c *counting) take(p piece, times int) {
+	r := &c.cards[p.card]
+	before := r.touched || r.shares > 0
+	r.shares += times
+	if after := r.touched || r.shares > 0; after != before {
+		for _, d := range r.draws {
+			c.counters[d.counter] -= int64(times) * d.much
+		}
 	}
-	r.memory -= times * p.memory
-	r.cores -= times * p.cores
+	if !p.whole {
+		r.memory -= int64(times) * p.memory
+		r.cores -= int64(times) * p.cores
+	}
 }

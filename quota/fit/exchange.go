@@ -7,6 +7,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/dynamic-resource-allocation/structured"
 )
 
 // exchange puts a slice in the place of an earlier one with the same devices, in
@@ -18,32 +19,50 @@ func (s *State) exchange(old, slice *resourceapi.ResourceSlice) bool {
 	if n == nil {
 		return false
 	}
+	views := []*view{n.base}
+	if n.held != nil {
+		views = append(views, n.held)
+	}
 	// Whether the pool is whole is the allocator's matter.
 	changed := old.Spec.Pool != slice.Spec.Pool
 	for i := range slice.Spec.Devices {
 		d := &slice.Spec.Devices[i]
-		listed, left := &n.cards[first+i], &n.base.cards[first+i]
-		if sameDevice(listed.device, d) {
-			listed.device, left.device = d, d
-			continue
+		listed := &n.cards[first+i]
+		equal := sameDevice(listed.device, d)
+		if equal {
+			listed.device = d
+		} else {
+			changed = true
+			*listed = cardOf(listed.key, d)
 		}
-		changed = true
-		*listed = cardOf(listed.key, d)
-		shares, whole := left.shares, left.whole
-		*left = *listed
-		left.shares, left.whole = shares, whole
-		left.leave(&n.base.state)
+		for _, v := range views {
+			if left := &v.cards[first+i]; equal {
+				left.device = d
+			} else {
+				left.become(listed, &v.state)
+			}
+		}
 	}
 	p := s.pools[poolKey{slice.Spec.Driver, slice.Spec.Pool.Name}]
 	p.slices[slices.Index(p.slices, old)] = slice
 	n.slices[slices.Index(n.slices, old)] = slice
 	if changed {
 		s.freed = true
-		n.selected, n.base.refused = nil, nil
-		n.base.keys = keysOf(n, n.base.cards)
+		n.selected, n.plain = nil, nil
+		for _, v := range views {
+			v.refused, v.keys = nil, keysOf(n, v.cards)
+		}
 		s.mark(n)
 	}
 	return true
+}
+
+// become has a card be another device, of which the same is taken.
+func (c *card) become(listed *card, state *structured.AllocatedState) {
+	shares, whole, lent := c.shares, c.whole, c.lent
+	*c = *listed
+	c.shares, c.whole, c.lent = shares, whole, lent
+	c.leave(state)
 }
 
 // exchangeable finds the node whose slice may be exchanged for another, and the

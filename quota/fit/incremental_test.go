@@ -66,7 +66,7 @@ func TestFollowingEventsGivesWhatAFreshLookGives(t *testing.T) {
 			if node == "n3" {
 				device = []string{"whole", "half-0", "half-1"}[pick("part", 3)]
 			}
-			switch pick("event", 9) {
+			switch pick("event", 10) {
 			case 0, 1:
 				if node == "n3" || pick("whole", 4) == 0 {
 					s.SetClaim(exclusive(id, node, device), owner)
@@ -93,6 +93,10 @@ func TestFollowingEventsGivesWhatAFreshLookGives(t *testing.T) {
 				o.Labels["x"] = fmt.Sprint(pick("label", 2))
 				s.SetNode(o)
 				s.SetFlavor("labelled", Flavor{NodeLabels: map[string]string{"x": "1"}})
+			case 9:
+				if w := s.workloads[owner]; w != nil && w.set("main") != nil {
+					s.Open(owner, &engine.PodSetAssignment{Name: "main", Count: 1}, types.UID(id))
+				}
 			}
 			if pick("look", 2) == 0 {
 				s.reindex()
@@ -101,10 +105,12 @@ func TestFollowingEventsGivesWhatAFreshLookGives(t *testing.T) {
 		s.reindex()
 		for _, name := range slices.Sorted(maps.Keys(s.nodes)) {
 			n := s.nodes[name]
-			n.cards = nil
-			fresh := s.compute(n, &trial{})
+			fresh := s.afresh(n)
 			if !n.at.equal(&fresh.keys) || !sameView(n.base, fresh) {
 				r.Fatalf("%s is\n%+v, a fresh look gives\n%+v", name, n.base, fresh)
+			}
+			if held, fresh := s.held(n), s.sum(n, nil); !sameView(held, fresh) {
+				r.Fatalf("without promises %s is\n%+v, a fresh look gives\n%+v", name, held, fresh)
 			}
 			for _, ix := range s.indexes {
 				if slices.Contains(ix.free, n) != ix.selects(n) {
@@ -113,6 +119,14 @@ func TestFollowingEventsGivesWhatAFreshLookGives(t *testing.T) {
 			}
 		}
 	})
+}
+
+// afresh is what is left of a node, by what is known of it alone.
+func (s *State) afresh(n *node) *view {
+	base, held := n.base, n.held
+	defer func() { n.base, n.held = base, held }()
+	n.base, n.held, n.cards = nil, nil, nil
+	return s.compute(n, &trial{})
 }
 
 // rewritten is a slice as a driver may write it anew.

@@ -27,13 +27,15 @@ type node struct {
 	cards  []card
 	// selected says which cards a class selects, as far as that was asked.
 	selected map[string][]bool
-	pods     map[types.UID]*podOnNode
-	slots    []*slot
+	// plain is what slots of a kind ask of each card, nil where numbers do not tell.
+	plain map[string]*demands
+	pods  map[types.UID]*podOnNode
+	slots []*slot
 
-	// base is what is left when everything counts, nil while that is not
-	// computed.
-	base  *view
-	stale bool
+	// base is what is left when everything counts, held what claims and bound pods
+	// leave, if anything is promised besides; nil while they are not computed.
+	base, held *view
+	stale      bool
 	// in are the indexes that have the node, by the keys at.
 	in []*index
 	at keys
@@ -66,7 +68,7 @@ func (s *State) SetPod(p *corev1.Pod, workload engine.WorkloadID) {
 	}
 	n := s.node(on.node)
 	n.pods[p.UID] = on
-	s.burden(n, on.requests, true)
+	s.burden(n, on.requests, true, false)
 	if workload == "" && slices.ContainsFunc(n.slots, func(sl *slot) bool { return sl.pod != "" }) {
 		// Those on their way there may have to go elsewhere.
 		s.freed = true
@@ -91,7 +93,7 @@ func (s *State) RemovePod(uid types.UID) {
 	}
 	if n := s.nodes[on.node]; n != nil {
 		delete(n.pods, uid)
-		s.burden(n, on.requests, false)
+		s.burden(n, on.requests, false, false)
 		s.tidy(n)
 	}
 }

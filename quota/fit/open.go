@@ -189,11 +189,3 @@ func (s *State) again(promised *slot, q *query, t *trial) *slot {
 	}
 	return sl
 }
-
-// bare is a node with what claims hold and the slots of a trial, and no others.
-func (s *State) bare(n *node, t *trial) *view {
-	promised, roaming := n.slots, s.roaming
-	n.slots, s.roaming = nil, nil
-	defer func() { n.slots, s.roaming = promised, roaming }()
-	return s.compute(n, t)
-}

@@ -47,9 +47,9 @@ func (s *State) lineOf(n *node, t *trial) line {
 	return l
 }
 
-// mostKinds bounds how many pods of unlike claims may be on their way to one
-// node, because every order of them is tried; mostAsked how many there may be in
-// a line where only the allocator can tell what each gets.
+// mostKinds bounds how many unlike claims may be on their way to one node, and
+// mostAsked how many there may be in a line, where only the allocator can tell what
+// each gets, because every order of them is tried.
 const (
 	mostKinds = 5
 	mostAsked = 12
@@ -61,10 +61,10 @@ type kind struct {
 	left int
 }
 
-func kindsOf(slots []*slot) []kind {
+func kindsOf(slots []*slot, alike func(a, b *slot) bool) []kind {
 	var all []kind
 	for _, sl := range slots {
-		i := slices.IndexFunc(all, func(k kind) bool { return k.like.kind == sl.kind })
+		i := slices.IndexFunc(all, func(k kind) bool { return alike(k.like, sl) })
 		if i < 0 {
 			i, all = len(all), append(all, kind{like: sl})
 		}
@@ -80,19 +80,25 @@ func (s *State) safe(n *node, l line, without map[engine.WorkloadID]bool) bool {
 	if len(l.flight) == 0 || len(all) == 1 {
 		return true
 	}
-	kinds := kindsOf(l.flight)
 	if simple(all[0].claims) && !slices.ContainsFunc(all, func(sl *slot) bool { return sl.kind != all[0].kind }) {
 		// Whoever comes first, what is taken is the same, and it was found to fit.
 		return true
 	}
-	if len(kinds) > mostKinds {
+	var v *view
+	if len(without) == 0 {
+		v = s.held(n)
+	} else {
+		v = s.bare(n, without)
+	}
+	if d := s.counting(n, v, all); d != nil {
+		return len(l.awaited) == 0 && d.ample(all) || l.everyOrder(&limited{d, mostDealt}, v, kindsOf(l.flight, d.alike))
+	}
+	kinds := kindsOf(l.flight, func(a, b *slot) bool { return a.kind == b.kind })
+	if len(kinds) > mostKinds || len(all) > mostAsked {
 		return false
 	}
-	v := s.claimed(n, without)
-	if d := s.counting(n, v, all); d != nil {
-		return len(l.awaited) == 0 && d.ample(all) || l.everyOrder(&limited{d, mostDealt}, v, kinds)
-	}
-	return len(all) <= mostAsked && l.everyOrder(&limited{&asking{s: s, n: n, v: v}, mostAnswered}, v, kinds)
+	v = v.clone()
+	return l.everyOrder(&limited{&asking{s: s, n: n, v: v}, mostAnswered}, v, kinds)
 }
 
 // simple says that claims ask for one device, so that like ones are served as
@@ -343,12 +349,6 @@ func (a *asking) back() {
 	a.dealt = a.dealt[:last]
 }
 
-// claimed is a node with what claims hold, without what is promised. It is the
-// caller's own.
-func (s *State) claimed(n *node, without map[engine.WorkloadID]bool) *view {
-	return s.bare(n, &trial{without: without})
-}
-
 // rearrange moves promises on a node to other cards of it. A promise names the
 // cards that the allocator would have given at the time, and the scheduler may
 // have given those to somebody else, for whom there was as much on another card.
@@ -356,16 +356,16 @@ func (s *State) claimed(n *node, without map[engine.WorkloadID]bool) *view {
 // counts as full to those who come anew. Those whose place others have still
 // stay as they are.
 func (s *State) rearrange(n *node) {
-	t := &trial{}
-	l := s.lineOf(n, t)
+	l := s.lineOf(n, &trial{})
 	stays := func(sl *slot) bool { return sl.awaited || s.roams(sl) }
+	var stay []*slot
 	for _, sl := range n.slots {
 		if stays(sl) || len(sl.claims) == 0 {
-			t.slots = append(t.slots, sl)
+			stay = append(stay, sl)
 		}
 	}
 	l.flight, l.promised = slices.DeleteFunc(l.flight, stays), slices.DeleteFunc(l.promised, stays)
-	d := &asking{s: s, n: n, v: s.bare(n, t)}
+	d := &asking{s: s, n: n, v: s.with(n, s.bare(n, nil), stay)}
 	place := func(all []*slot) {
 		for _, sl := range all {
 			if _, ok := d.deal(sl); ok {

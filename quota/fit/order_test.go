@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/utils/ptr"
 	"pgregory.net/rapid"
 
 	"github.com/sluice-gpu/sluice/quota/engine"
@@ -165,68 +166,116 @@ func TestWhoIsOnHisWayIsLookedAtAgainWhenOthersFillHisNode(t *testing.T) {
 	}
 }
 
-// Numbers say what the allocator says, for all that they claim to know.
-func TestNumbersDealAsTheAllocatorDoes(t *testing.T) {
-	rapid.Check(t, func(r *rapid.T) {
-		pick := func(label string, n int) int { return rapid.IntRange(0, n-1).Draw(r, label) }
-		s := world(BinPack)
+// numbered is a node for which numbers may tell: of cards of several kinds, or of
+// parts that draw from counters, of which some are taken.
+func (r draws) numbered(s *State) *node {
+	if r.sometimes("mig", 3) {
+		addMIG(s, "n1")
+	} else {
 		var cards []int64
-		for range 1 + pick("cards", 4) {
-			cards = append(cards, []int64{10, 20, 40}[pick("size", 3)])
+		for range 1 + r.pick("cards", 4) {
+			cards = append(cards, []int64{10, 20, 40}[r.pick("size", 3)])
 		}
 		addNode(s, "n1", nil, cards...)
-		slice := s.slices["n1"].DeepCopy()
-		for i := range slice.Spec.Devices {
-			d := &slice.Spec.Devices[i]
-			switch pick("special", 8) {
-			case 0:
-				d.Taints = []resourceapi.DeviceTaint{{Key: "sick", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
-			case 1:
-				d.AllowMultipleAllocations, d.Capacity = nil, map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: d.Capacity["memory"].Value}}
-			case 2:
-				delete(d.Capacity, "cores")
-			}
+	}
+	slice := s.slices["n1"].DeepCopy()
+	for i := range slice.Spec.Devices {
+		d := &slice.Spec.Devices[i]
+		d.Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"index": {IntValue: ptr.To(int64(i))}}
+		memory := d.Capacity["memory"]
+		switch r.pick("special", 9) {
+		case 0:
+			d.Taints = []resourceapi.DeviceTaint{{Key: "sick", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+		case 1:
+			d.AllowMultipleAllocations, d.Capacity = nil, map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: memory.Value}}
+		case 2:
+			delete(d.Capacity, "cores")
+		case 3:
+			memory.RequestPolicy = &resourceapi.CapacityRequestPolicy{Default: ptr.To(quantity("5Gi")), ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: ptr.To(quantity("1Gi"))}}
+			d.AllowMultipleAllocations, d.Capacity = ptr.To(true), map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": memory}
 		}
-		s.SetSlice(slice)
-		s.reindex()
-		n := s.nodes["n1"]
+	}
+	if r.sometimes("incomplete", 15) {
+		slice.Spec.Pool.ResourceSliceCount++
+	}
+	s.SetSlice(slice)
+	for i := range slice.Spec.Devices {
+		d := &slice.Spec.Devices[i]
+		switch shared := d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations; {
+		case !r.sometimes("taken", 4):
+		case shared:
+			s.SetClaim(allocated(d.Name, "n1", d.Name, int64(1+r.pick("taken", 9))), "")
+		default:
+			s.SetClaim(exclusive(d.Name, "n1", d.Name), "")
+		}
+	}
+	s.reindex()
+	return s.nodes["n1"]
+}
+
+// plainClaims are claims that numbers can tell of.
+func (r draws) plainClaims() []*resourceapi.ResourceClaim {
+	var specs []resourceapi.ResourceClaimSpec
+	for range 1 + r.pick("claims", 2) {
+		claim := spec(int64([]int{0, 3, 5, 10, 20}[r.pick("gi", 5)]))
+		one := claim.Devices.Requests[0].Exactly
+		if one.Capacity != nil && r.pick("cores", 3) == 0 {
+			one.Capacity.Requests["cores"] = quantity([]string{"0", "25", "60"}[r.pick("percent", 3)])
+		}
+		if one.Capacity != nil && r.sometimes("fine", 6) {
+			one.Capacity.Requests["memory"] = quantity("1234567890")
+		}
+		if r.sometimes("several", 4) {
+			one.Count = int64(2 + r.pick("count", 2))
+		}
+		if r.sometimes("selective", 4) {
+			one.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: []string{
+				`device.attributes["gpu.sluice.dev"].index >= 1`, `device.allowMultipleAllocations == true`,
+				`device.capacity["gpu.sluice.dev"].memory.compareTo(quantity("30Gi")) > 0`}[r.pick("selector", 3)]}}}
+		}
+		specs = append(specs, claim)
+	}
+	claims := claimsOf(specs)
+	for j := range claims {
+		claims[j].UID = "c"
+		claims[j].Name = fmt.Sprintf("c%d", j)
+	}
+	return claims
+}
+
+// Numbers say what the allocator says, for all that they claim to know.
+func TestNumbersDealAsTheAllocatorDoes(t *testing.T) {
+	told := 0
+	rapid.Check(t, func(rt *rapid.T) {
+		r := draws{rt}
+		s := world(BinPack)
+		n := r.numbered(s)
 		var all []*slot
-		for i := range 1 + pick("pods", 6) {
-			var specs []resourceapi.ResourceClaimSpec
-			for range 1 + pick("claims", 2) {
-				claim := spec(int64([]int{0, 3, 5, 10, 20}[pick("gi", 5)]))
-				if req := claim.Devices.Requests[0].Exactly; req.Capacity != nil && pick("cores", 2) == 0 {
-					req.Capacity.Requests["cores"] = quantity([]string{"0", "25", "60"}[pick("percent", 3)])
-					if pick("fine", 3) == 0 {
-						req.Capacity.Requests["memory"] = quantity("1234567890")
-					}
-				}
-				specs = append(specs, claim)
-			}
-			claims := claimsOf(specs)
-			for j := range claims {
-				claims[j].UID = "c"
-				claims[j].Name = fmt.Sprintf("c%d", j)
-			}
+		for i := range 1 + r.pick("pods", 6) {
+			claims := r.plainClaims()
 			all = append(all, &slot{workload: engine.WorkloadID(fmt.Sprintf("ns/w%d", i)), node: "n1", claims: claims, kind: signature(claims)})
 		}
-		numbers := s.counting(n, s.claimed(n, nil), all)
+		numbers := s.counting(n, s.held(n), all)
 		if numbers == nil {
 			return
 		}
-		asks := &asking{s: s, n: n, v: s.claimed(n, nil)}
+		told++
+		asks := &asking{s: s, n: n, v: s.bare(n, nil)}
 		for range 12 {
-			if len(asks.dealt) > 0 && pick("back", 3) == 0 {
+			if len(asks.dealt) > 0 && r.pick("back", 3) == 0 {
 				numbers.back()
 				asks.back()
 				continue
 			}
-			sl := all[pick("who", len(all))]
+			sl := all[r.pick("who", len(all))]
 			got, ok := numbers.deal(sl)
 			want, wantOK := asks.deal(sl)
 			if ok != wantOK || fmt.Sprint(got) != fmt.Sprint(want) {
-				r.Fatalf("numbers deal %v %v, the allocator %v %v for %s", got, ok, want, wantOK, need(sl.claims))
+				rt.Fatalf("numbers deal %v %v, the allocator %v %v for %s", got, ok, want, wantOK, need(sl.claims))
 			}
 		}
 	})
+	if told == 0 {
+		t.Error("numbers never told anything")
+	}
 }

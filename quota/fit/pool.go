@@ -269,7 +269,7 @@ func (s *State) changeClaim(h *holding, taken bool) {
 		for n := range p.nodes {
 			if !seen[n] {
 				seen[n] = true
-				s.change(n, h.results, taken)
+				s.change(n, h.results, taken, false)
 			}
 		}
 	}

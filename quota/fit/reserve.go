@@ -56,6 +56,9 @@ func (s *State) removeSlots(w *workload, which func(*slot) bool) {
 
 func (s *State) listSlot(sl *slot) {
 	n := s.node(sl.node)
+	if len(n.slots) == 0 && n.base != nil && n.held == nil && len(s.roaming) == 0 {
+		n.held = n.base.clone()
+	}
 	n.slots = append(n.slots, sl)
 	s.changeSlot(sl, true)
 	if s.roams(sl) {
@@ -70,6 +73,9 @@ func (s *State) unlistSlot(sl *slot) {
 	s.changeSlot(sl, false)
 	if n := s.nodes[sl.node]; n != nil {
 		n.slots = slices.DeleteFunc(n.slots, func(o *slot) bool { return o == sl })
+		if len(n.slots) == 0 && len(s.roaming) == 0 {
+			n.held = nil
+		}
 		s.tidy(n)
 	}
 }
@@ -80,8 +86,8 @@ func (s *State) changeSlot(sl *slot, taken bool) {
 		return
 	}
 	if n := s.nodes[sl.node]; n != nil {
-		s.change(n, sl.devices, taken)
-		s.burden(n, sl.requests, taken)
+		s.change(n, sl.devices, taken, true)
+		s.burden(n, sl.requests, taken, true)
 	}
 }
 

@@ -1,6 +1,7 @@
 package fit
 
 import (
+	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -127,6 +128,17 @@ func (s *State) leaveOut(t *trial, sl *slot) {
 // put counts a place as given in a trial.
 func (s *State) put(t *trial, sl *slot) {
 	t.slots = append(t.slots, sl)
+	if n := s.nodes[sl.node]; n != nil && !s.roams(sl) {
+		v, differs := t.views[n]
+		if !differs {
+			v = s.view(n, t).clone()
+		}
+		if v != nil {
+			v = s.with(n, v, []*slot{sl})
+		}
+		t.views[n] = v
+		return
+	}
 	s.differSlot(t, sl)
 }
 
@@ -158,11 +170,79 @@ func (s *State) view(n *node, t *trial) *view {
 	return v
 }
 
-// compute sums up what is taken of a node. What is taken of a pool counts on
-// every node that can use it.
+// compute is what a trial finds left of a node: what is held of it, less the
+// slots that count.
 func (s *State) compute(n *node, t *trial) *view {
+	all := make([]*slot, 0, len(n.slots)+1)
+	for _, sl := range n.slots {
+		if t.counts(sl) {
+			all = append(all, sl)
+		}
+	}
+	for sl := range s.roaming {
+		if t.counts(sl) && sl.node != n.name {
+			all = append(all, sl)
+		}
+	}
+	for _, sl := range t.slots {
+		if sl.node == n.name || s.roams(sl) {
+			all = append(all, sl)
+		}
+	}
+	return s.with(n, s.bare(n, t.without), all)
+}
+
+// with adds slots to a view of a node.
+func (s *State) with(n *node, v *view, slots []*slot) *view {
+	for _, sl := range slots {
+		for _, d := range sl.devices {
+			if c := v.take(d); c != nil {
+				c.leave(&v.state)
+			}
+		}
+		if sl.node == n.name {
+			addAll(v.used, sl.requests)
+			v.pods++
+		}
+	}
+	if len(slots) > 0 {
+		closeByCounters(v.cards, n.slices)
+		v.refused, v.keys = nil, keysOf(n, v.cards)
+	}
+	return v
+}
+
+// bare is what claims and bound pods leave of a node, without those of some
+// workloads, and without what is promised. It is the caller's own.
+func (s *State) bare(n *node, without map[engine.WorkloadID]bool) *view {
+	if len(without) > 0 {
+		return s.sum(n, without)
+	}
+	return s.held(n).clone()
+}
+
+// held is what claims and bound pods leave of a node. It is not to be changed.
+//
+// While nothing is promised on a node that is all, and there is one view of it.
+func (s *State) held(n *node) *view {
+	if n.held != nil {
+		return n.held
+	}
+	if len(n.slots) > 0 || len(s.roaming) > 0 {
+		n.held = s.sum(n, nil)
+		return n.held
+	}
+	if n.base == nil {
+		n.base = s.sum(n, nil)
+	}
+	return n.base
+}
+
+// sum adds up what claims and bound pods have of a node. What is taken of a pool
+// counts on every node that can use it.
+func (s *State) sum(n *node, without map[engine.WorkloadID]bool) *view {
 	if n.cards == nil {
-		n.cards, n.selected = cardsOf(n.slices), nil
+		n.cards, n.selected, n.plain = cardsOf(n.slices), nil, nil
 	}
 	v := &view{state: newAllocated(), used: corev1.ResourceList{}, cards: slices.Clone(n.cards)}
 	var seen []poolKey
@@ -171,38 +251,14 @@ func (s *State) compute(n *node, t *trial) *view {
 			key := poolKey{slice.Spec.Driver, slice.Spec.Pool.Name}
 			if !slices.Contains(seen, key) {
 				seen = append(seen, key)
-				s.takePool(v, key, t)
+				s.takePool(v, key, without)
 			}
 		}
 	}
 	for _, p := range n.pods {
-		if !t.without[p.workload] {
+		if !without[p.workload] {
 			addAll(v.used, p.requests)
 			v.pods++
-		}
-	}
-	add := func(sl *slot) {
-		for _, d := range sl.devices {
-			v.take(d)
-		}
-		if sl.node == n.name {
-			addAll(v.used, sl.requests)
-			v.pods++
-		}
-	}
-	for _, sl := range n.slots {
-		if t.counts(sl) {
-			add(sl)
-		}
-	}
-	for sl := range s.roaming {
-		if t.counts(sl) && sl.node != n.name {
-			add(sl)
-		}
-	}
-	for _, sl := range t.slots {
-		if sl.node == n.name || s.roams(sl) {
-			add(sl)
 		}
 	}
 	for i := range v.cards {
@@ -211,6 +267,29 @@ func (s *State) compute(n *node, t *trial) *view {
 	closeByCounters(v.cards, n.slices)
 	v.keys = keysOf(n, v.cards)
 	return v
+}
+
+// clone is a view of one's own. What is taken of single cards is shared until it
+// changes.
+func (v *view) clone() *view {
+	c := &view{used: make(corev1.ResourceList, len(v.used)+2), pods: v.pods, keys: v.keys}
+	for name, q := range v.used {
+		c.used[name] = q.DeepCopy()
+	}
+	for i := range v.cards {
+		v.cards[i].lent = true
+	}
+	c.cards = slices.Clone(v.cards)
+	c.state.AllocatedDevices = maps.Clone(v.state.AllocatedDevices)
+	c.state.AllocatedSharedDeviceIDs = maps.Clone(v.state.AllocatedSharedDeviceIDs)
+	c.state.AggregatedCapacity = make(structured.ConsumedCapacityCollection, len(v.state.AggregatedCapacity)+1)
+	for id, sum := range v.state.AggregatedCapacity {
+		if c.cardOf(id) == nil {
+			sum = sum.Clone()
+		}
+		c.state.AggregatedCapacity[id] = sum
+	}
+	return c
 }
 
 // over says that more is taken of some card than there is.
@@ -227,11 +306,16 @@ func boolInt(b bool) int {
 
 // take adds a device to what is taken, without saying what is left of the cards.
 func (v *view) take(d device) *card {
-	take(&v.state, d)
 	c := v.card(d)
-	if c != nil && d.ShareID == nil {
+	if c == nil {
+		take(&v.state, d)
+		return nil
+	}
+	v.own(c)
+	take(&v.state, d)
+	if d.ShareID == nil {
 		c.whole++
-	} else if c != nil {
+	} else {
 		c.shares++
 	}
 	return c
@@ -243,12 +327,27 @@ func (v *view) card(d device) *card {
 	if d.AdminAccess != nil && *d.AdminAccess {
 		return nil
 	}
+	return v.cardOf(d.id)
+}
+
+func (v *view) cardOf(id structured.DeviceID) *card {
 	for i := range v.cards {
-		if v.cards[i].id == d.id {
+		if v.cards[i].id == id {
 			return &v.cards[i]
 		}
 	}
 	return nil
+}
+
+// own has what is taken of a card be this view's alone, before it changes.
+func (v *view) own(c *card) {
+	if !c.lent {
+		return
+	}
+	c.lent = false
+	if sum, ok := v.state.AggregatedCapacity[c.id]; ok {
+		v.state.AggregatedCapacity[c.id] = sum.Clone()
+	}
 }
 
 // giveBack is the inverse of take.
@@ -263,6 +362,7 @@ func (v *view) giveBack(d device) *card {
 		}
 		return c
 	}
+	v.own(c)
 	for name, q := range d.ConsumedCapacity {
 		if sum := v.state.AggregatedCapacity[c.id][name]; sum != nil {
 			sum.Sub(q)
@@ -276,13 +376,21 @@ func (v *view) giveBack(d device) *card {
 }
 
 // change follows, in what is left of a node, that devices are taken or given
-// back. It leaves to compute what is more than a matter of single cards.
-func (s *State) change(n *node, devices []device, taken bool) {
-	v := n.base
-	defer s.mark(n)
-	if v == nil {
-		return
+// back: by a promise, or by who has them. It leaves to compute what is more than
+// a matter of single cards.
+func (s *State) change(n *node, devices []device, taken, promised bool) {
+	if !promised && n.held != nil && !n.held.follow(n, devices, taken) {
+		n.held = nil
 	}
+	if n.base != nil && !n.base.follow(n, devices, taken) {
+		n.base = nil
+	}
+	s.mark(n)
+}
+
+// follow takes devices of a node, or gives them back. False means that more than
+// single cards is concerned.
+func (v *view) follow(n *node, devices []device, taken bool) bool {
 	for _, d := range devices {
 		if d.AdminAccess != nil && *d.AdminAccess || !n.has(d.key) {
 			continue
@@ -294,13 +402,13 @@ func (s *State) change(n *node, devices []device, taken bool) {
 			c = v.giveBack(d)
 		}
 		if c == nil || len(c.device.ConsumesCounters) > 0 {
-			n.base = nil
-			return
+			return false
 		}
 		c.leave(&v.state)
 	}
 	v.refused = nil
 	v.keys = keysOf(n, v.cards)
+	return true
 }
 
 // has says whether a node has slices of a pool.
@@ -311,31 +419,37 @@ func (n *node) has(key poolKey) bool {
 }
 
 // burden follows the same for what a pod takes besides devices.
-func (s *State) burden(n *node, requests corev1.ResourceList, taken bool) {
-	defer s.mark(n)
-	if n.base == nil {
-		return
+func (s *State) burden(n *node, requests corev1.ResourceList, taken, promised bool) {
+	if !promised && n.held != nil {
+		n.held.burden(requests, taken)
 	}
+	if n.base != nil {
+		n.base.burden(requests, taken)
+	}
+	s.mark(n)
+}
+
+func (v *view) burden(requests corev1.ResourceList, taken bool) {
 	if taken {
-		addAll(n.base.used, requests)
-		n.base.pods++
+		addAll(v.used, requests)
+		v.pods++
 		return
 	}
 	for name, q := range requests {
-		total := n.base.used[name]
+		total := v.used[name]
 		total.Sub(q)
-		n.base.used[name] = total
+		v.used[name] = total
 	}
-	n.base.pods--
+	v.pods--
 }
 
-func (s *State) takePool(v *view, key poolKey, t *trial) {
+func (s *State) takePool(v *view, key poolKey, without map[engine.WorkloadID]bool) {
 	p := s.pools[key]
 	if p == nil {
 		return
 	}
 	for _, h := range p.taken {
-		if t.without[h.workload] {
+		if without[h.workload] {
 			continue
 		}
 		for i := range h.results {
