@@ -100,6 +100,7 @@ type core struct {
 	caughtUp bool
 	// beside says that a manager of Kueue admits; see kueuemode.go.
 	beside bool
+	rooms  questions
 	// halted says why nothing may be admitted at the moment; see halt.go.
 	halted string
 	// decides says that from now on every admission in the API was decided here.
@@ -133,6 +134,11 @@ type work struct {
 	// both only where a manager of Kueue admits.
 	roomless string
 	ended    *outcome
+	// awaits are those that leave their places for it, yields is why it has to leave
+	// its own, stalled that it could not begin; these too.
+	awaits  []engine.WorkloadID
+	yields  string
+	stalled stall
 	// asked is what one pod of each set asks for, as it was admitted.
 	asked map[string][]resourceapi.DeviceClaim
 	// generation is that of the spec which the engine was told, decided that of
@@ -191,6 +197,7 @@ func newCore(c *config.QuotaConfiguration) *core {
 		fit:         fit.New(fit.Policy(c.Placement)),
 		rules:       c.Lifecycle(),
 		beside:      c.BesideKueue(),
+		rooms:       newQuestions(),
 		fair:        c.FairSharing != nil,
 		works:       map[engine.WorkloadID]*work{},
 		counts:      newCounts(),

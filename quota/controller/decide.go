@@ -35,23 +35,32 @@ func (c *core) decide() []engine.Decision {
 	clear(c.dirty)
 	for _, id := range asked {
 		c.unplaced[id] = struct{}{}
+		if _, asks := c.rooms.open[id]; asks {
+			c.rooms.due[id] = struct{}{}
+		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(c.unplaced)) {
 		// Pods that are just being bound count twice for a moment: those whose
 		// places are not found are looked at once more.
-		if w := c.works[id]; w == nil || c.reserve(w) {
+		w := c.works[id]
+		placed := w == nil || c.reserve(w)
+		if placed {
 			delete(c.unplaced, id)
+		}
+		if w != nil {
+			c.noteStall(w, placed)
 		}
 	}
 	c.stale = true
-	if c.fit.Freed() || c.room {
+	came := c.fit.Freed() || c.room
+	if came {
 		c.engine.Apply(engine.RoomChanged{})
 		c.room = false
 		c.lookAgain()
 	}
 	c.lookAtComing(now)
 	if c.beside {
-		c.findRoom()
+		c.findRoom(came)
 		for _, id := range asked {
 			c.tell(id)
 		}

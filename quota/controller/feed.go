@@ -202,6 +202,7 @@ func (c *core) sawWorkload(o *kueue.Workload) {
 	w.object, w.lost, w.late = o, false, false
 	c.counts.set(id, o)
 	c.noteForeign(w, before)
+	c.noteAsk(w, before, o)
 	if o.Status.Admission == nil {
 		w.giving, w.last, w.lowered = nil, nil, nil
 		w.beyond, w.beyondTold = nil, false
@@ -298,6 +299,9 @@ func (c *core) forget(id engine.WorkloadID) {
 	c.engine.Apply(engine.WorkloadRemoved{ID: id})
 	c.fit.RemoveWorkload(id)
 	delete(c.writing, id)
+	if w := c.works[id]; w != nil {
+		c.noteAsk(w, w.object, nil)
+	}
 	delete(c.works, id)
 	c.counts.set(id, nil)
 	delete(c.dirty, id)

@@ -16,7 +16,7 @@ import (
 )
 
 // loaded is a core that has taken in all that there is.
-func loaded(t *testing.T) *core {
+func loaded(t testing.TB) *core {
 	t.Helper()
 	cfg, err := config.Decode(nil)
 	if err != nil {

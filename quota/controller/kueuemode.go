@@ -1,13 +1,11 @@
 package controller
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -15,7 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -36,15 +33,6 @@ import (
 // CheckController is the controllerName of the AdmissionChecks that are answered
 // here.
 const CheckController = "quota.sluice.dev/fit"
-
-const (
-	// roomPatience is how long a workload keeps its quota while it finds no room:
-	// devices may be on their way back.
-	roomPatience = 5 * time.Second
-	// roomRetry is how long after that Kueue waits before it reserves quota for it
-	// again, doubled each time up to roomRetryMost: others may use it meanwhile.
-	roomRetry, roomRetryMost = 5 * time.Second, 60 * time.Second
-)
 
 // outcome is how a user's object has ended.
 type outcome struct {
@@ -220,77 +208,6 @@ func (c *core) ourChecks(wl *kueue.Workload) []*kueue.AdmissionCheckState {
 	return ours
 }
 
-// asksForRoom says whether Kueue has reserved quota for a workload and waits for
-// our answer.
-func (c *core) asksForRoom(wl *kueue.Workload) bool {
-	if wl == nil || granted(wl) == nil || wl.DeletionTimestamp != nil || conditionTrue(wl, kueue.WorkloadAdmitted) {
-		return false
-	}
-	return slices.ContainsFunc(c.ourChecks(wl), func(s *kueue.AdmissionCheckState) bool { return s.State == kueue.CheckStatePending })
-}
-
-// findRoom looks for room for those workloads that Kueue asks about, in the order
-// in which they would be admitted here.
-func (c *core) findRoom() {
-	var asking []*work
-	for _, w := range c.works {
-		if !w.placed && c.asksForRoom(w.object) {
-			asking = append(asking, w)
-		}
-	}
-	slices.SortFunc(asking, func(a, b *work) int {
-		return cmp.Or(-cmp.Compare(ptr.Deref(a.object.Spec.Priority, 0), ptr.Deref(b.object.Spec.Priority, 0)),
-			reservedAt(a.object).Compare(reservedAt(b.object)), cmp.Compare(a.id, b.id))
-	})
-	for _, w := range asking {
-		w.roomless = c.unpaid(w.object)
-		if w.roomless == "" && !c.growing(w.object) {
-			place, why := c.fit.Place(&engine.Workload{ID: w.id}, translate.Assignment(w.object.Status.Admission), nil)
-			if why != nil {
-				w.roomless = "the budget allows it, but " + why.String()
-			} else {
-				c.fit.Take(w.id, place)
-			}
-		}
-		w.placed = w.roomless == ""
-		c.tell(w.id)
-	}
-}
-
-// growing says whether all nodes that a workload was given are of flavors that
-// bring nodes when pods wait for them: then room is not awaited.
-func (c *core) growing(wl *kueue.Workload) bool {
-	for i := range wl.Status.Admission.PodSetAssignments {
-		f := c.flavors[c.deviceFlavor(&wl.Status.Admission.PodSetAssignments[i])]
-		if f == nil || !elastic(f) {
-			return false
-		}
-	}
-	return true
-}
-
-// unpaid says which devices a workload asks for that nothing was charged for, ""
-// if none.
-func (c *core) unpaid(wl *kueue.Workload) string {
-	for i := range wl.Status.Admission.PodSetAssignments {
-		given := &wl.Status.Admission.PodSetAssignments[i]
-		if c.deviceFlavor(given) != "" {
-			continue
-		}
-		if len(beside.Charges(wl)[string(given.Name)].Amounts) > 0 {
-			return fmt.Sprintf("it asks for devices, and ClusterQueue %s charged nothing for them: cover %s there", wl.Status.Admission.ClusterQueue, devices[0])
-		}
-	}
-	return ""
-}
-
-func reservedAt(wl *kueue.Workload) time.Time {
-	if c := meta.FindStatusCondition(wl.Status.Conditions, kueue.WorkloadQuotaReserved); c != nil {
-		return c.LastTransitionTime.Time
-	}
-	return wl.CreationTimestamp.Time
-}
-
 // follow does for one Workload what Kueue's decisions ask for.
 func (r *workloads) follow(ctx context.Context, wl *kueue.Workload, id engine.WorkloadID, v view) (ctrl.Result, error) {
 	reserved := wl.Status.Admission != nil
@@ -303,8 +220,12 @@ func (r *workloads) follow(ctx context.Context, wl *kueue.Workload, id engine.Wo
 		return r.handBack(ctx, wl, id)
 	case reserved && wl.DeletionTimestamp != nil:
 		return r.depart(ctx, wl, v)
+	case reserved && v.yields != "":
+		return r.leave(ctx, wl, "Preempted", v.yields)
 	case reserved && !conditionTrue(wl, kueue.WorkloadAdmitted):
 		return r.answer(ctx, wl, v)
+	case reserved && !v.stalled.since.IsZero() && v.checked:
+		return r.stalls(ctx, wl, v)
 	case reserved:
 		return ctrl.Result{}, r.report(ctx, wl, v)
 	case v.lost != nil:
@@ -325,48 +246,6 @@ func (r *workloads) finished(ctx context.Context, wl *kueue.Workload, v view) (c
 		return ctrl.Result{RequeueAfter: recheck}, err
 	}
 	return ctrl.Result{}, ignoreConflict(r.markFinished(ctx, wl, *v.ended))
-}
-
-// answer tells Kueue whether the pods of a workload have room.
-func (r *workloads) answer(ctx context.Context, wl *kueue.Workload, v view) (ctrl.Result, error) {
-	now := r.now()
-	wl = wl.DeepCopy()
-	r.mu.Lock()
-	checks := r.ourChecks(wl)
-	r.mu.Unlock()
-	changed, left := false, reservedAt(wl).Add(roomPatience).Sub(now)
-	for _, s := range checks {
-		if s.State != kueue.CheckStatePending {
-			continue
-		}
-		state, message, after := kueue.CheckStatePending, v.roomless, (*int32)(nil)
-		switch {
-		case v.placed:
-			state, message = kueue.CheckStateReady, "All pods have room"
-		case v.roomless == "":
-			continue
-		case left <= 0:
-			state = kueue.CheckStateRetry
-			after = ptr.To(int32(min(roomRetryMost, roomRetry<<min(10, ptr.Deref(s.RetryCount, 0))) / time.Second))
-		}
-		if s.State == state && s.Message == message {
-			continue
-		}
-		s.State, s.Message, s.RequeueAfterSeconds, s.LastTransitionTime = state, message, after, metav1.NewTime(now)
-		changed = true
-	}
-	if changed {
-		if err := r.write(ctx, wl); err != nil {
-			return ctrl.Result{}, client.IgnoreNotFound(ignoreConflict(err))
-		}
-		if v.roomless != "" {
-			r.event(wl, corev1.EventTypeWarning, string(engine.WaitingForRoom), v.roomless)
-		}
-	}
-	if v.placed || left <= 0 {
-		return ctrl.Result{}, nil
-	}
-	return ctrl.Result{RequeueAfter: left}, nil
 }
 
 // report tells Kueue whether the pods of an admitted workload are ready, which

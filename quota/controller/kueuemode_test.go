@@ -21,20 +21,15 @@ import (
 	"github.com/sluice-gpu/sluice/quota/ticket"
 )
 
-// besideKueue makes a world of its own in which the real manager of Kueue admits.
+// besideKueue makes a namespace of its own in the cluster in which the real manager
+// of Kueue admits. The controller does not run yet.
 func besideKueue(t *testing.T) (w *world, uninstall func()) {
 	t.Helper()
-	s, err := apitest.Start()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(s.Stop)
-	s.InstallKueueCRDs(t)
-	s.Apply(t, []byte("apiVersion: v1\nkind: Namespace\nmetadata: {name: sluice-system}\n"))
-	s.Apply(t, apitest.Render(t, []string{"quota-policies.yaml", "quota-rbac.yaml", "deviceclasses.yaml"}, "quota.enforce=all", "quota.config.engine=kueue"))
-	if err := s.StartControllers(); err != nil {
-		t.Fatal(err)
-	}
+	s := apitest.SharedWithKueue(t, func(s *apitest.Server) error {
+		s.Apply(t, []byte("apiVersion: v1\nkind: Namespace\nmetadata: {name: sluice-system}\n"))
+		s.Apply(t, apitest.Render(t, []string{"quota-policies.yaml", "quota-rbac.yaml", "deviceclasses.yaml"}, "quota.enforce=all", "quota.config.engine=kueue"))
+		return s.StartControllers()
+	})
 	w = worldOn(t, s)
 	uninstall = s.StartKueue(t)
 	t.Cleanup(func() {
@@ -42,9 +37,8 @@ func besideKueue(t *testing.T) (w *world, uninstall func()) {
 			t.Logf("kueue: %s", s.Log(apitest.Kueue))
 		}
 	})
-	w.startWith(t, "engine: kueue")
 	check := &kueue.AdmissionCheck{ObjectMeta: metav1.ObjectMeta{Name: "cards"}, Spec: kueue.AdmissionCheckSpec{ControllerName: controller.CheckController}}
-	if err := w.client.Create(t.Context(), check); err != nil {
+	if err := w.client.Create(t.Context(), check); client.IgnoreAlreadyExists(err) != nil {
 		t.Fatal(err)
 	}
 	return w, uninstall
@@ -91,6 +85,7 @@ func (w *world) workload(t *testing.T, owner client.Object, what string, as func
 
 func TestBesideKueueItAdmitsWhatCardsHaveRoomFor(t *testing.T) {
 	w, uninstall := besideKueue(t)
+	w.startWith(t, "engine: kueue")
 	w.node(t, "a", 2, "80Gi", "", nil)
 	f := w.flavor(t, "f", nil)
 	big := w.checked(t, "big", f, "nvidia.com/gpu=3", "nvidia.com/gpu-memory=160Gi")

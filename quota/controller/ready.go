@@ -49,6 +49,11 @@ func (c *core) unready(q *kueue.ClusterQueue) unready {
 
 // checkChanged looks again at the queues that want an admission check.
 func (c *core) checkChanged(name string) {
+	for _, w := range c.works {
+		if w.object != nil && w.object.Status.Admission != nil {
+			c.noteAsk(w, w.object, w.object)
+		}
+	}
 	for _, q := range c.queues {
 		if s := q.Spec.AdmissionChecksStrategy; s != nil {
 			for _, rule := range s.AdmissionChecks {

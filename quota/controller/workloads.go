@@ -59,6 +59,11 @@ type view struct {
 	placed, checked bool
 	roomless        string
 	ended           *outcome
+	// making says that room is being made for it, yields why it is to leave its own,
+	// stalled that it could not begin.
+	making  bool
+	yields  string
+	stalled stall
 }
 
 func (r *workloads) view(id engine.WorkloadID) view {
@@ -72,6 +77,7 @@ func (r *workloads) view(id engine.WorkloadID) view {
 	v.inUse = r.inUse(id)
 	v.removed, v.late = w.lost, w.late
 	v.placed, v.roomless, v.ended = w.placed, w.roomless, w.ended
+	v.making, v.yields, v.stalled = len(w.awaits) > 0, w.yields, w.stalled
 	v.checked = w.object != nil && len(r.ourChecks(w.object)) > 0
 	v.halted, v.foreign = r.halted != "", w.foreign
 	v.ready = w.object != nil && r.podsReady(w.object)

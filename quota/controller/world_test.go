@@ -286,7 +286,7 @@ func (w *world) serveWebhook(t *testing.T, c *controller.Controller, set ...stri
 	}}
 	apitest.Eventually(t, apitest.Patience, "webhook in force", func(ctx context.Context) error {
 		p := pod("probe", "none")
-		p.Namespace = w.ns
+		p.Namespace, p.Labels = w.ns, map[string]string{c.QueueLabel(): "none"}
 		if err := w.client.Create(ctx, p, client.DryRunAll); err != nil {
 			return err
 		}

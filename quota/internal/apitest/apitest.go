@@ -51,20 +51,26 @@ type Server struct {
 	Admin *rest.Config
 	// Clients of the admin.
 	Clients *kubernetes.Clientset
+	// operators are those that were started, with how that went.
+	operators map[string]error
+	// kueue is Kueue's manager, nil while none runs.
+	kueue *exec.Cmd
 }
 
-var shared struct {
+var shared, sharedKueue struct {
 	once   sync.Once
 	server *Server
 	err    error
 }
 
-// Main runs a package's tests and stops the shared server after them. Call it
+// Main runs a package's tests and stops the shared servers after them. Call it
 // from TestMain: os.Exit(apitest.Main(m)).
 func Main(m *testing.M) int {
 	code := m.Run()
-	if shared.server != nil {
-		shared.server.Stop()
+	for _, s := range []*Server{shared.server, sharedKueue.server} {
+		if s != nil {
+			s.Stop()
+		}
 	}
 	return code
 }

@@ -34,17 +34,40 @@ func (s *Server) InstallKueueCRDs(t testing.TB) {
 	}
 }
 
+// SharedWithKueue returns a second server of this package's tests, started at
+// first use: one with Kueue's CustomResourceDefinitions, in which its manager may
+// be run. first is called once, before anything else is in it.
+func SharedWithKueue(t testing.TB, first func(*Server) error) *Server {
+	t.Helper()
+	sharedKueue.once.Do(func() {
+		if sharedKueue.server, sharedKueue.err = Start(); sharedKueue.err != nil {
+			return
+		}
+		sharedKueue.server.InstallKueueCRDs(t)
+		sharedKueue.err = first(sharedKueue.server)
+	})
+	if sharedKueue.err != nil {
+		t.Fatal(sharedKueue.err)
+	}
+	return sharedKueue.server
+}
+
 // StartKueue runs Kueue's manager, as the admin, with its webhooks and its
-// integrations of batch Jobs and of pods. The result uninstalls it.
+// integrations of batch Jobs and of pods, if it does not run yet. The result
+// uninstalls it.
 func (s *Server) StartKueue(t testing.TB) (uninstall func()) {
 	t.Helper()
-	if err := s.startKueue(t.Context()); err != nil {
-		t.Fatal(err)
+	if s.kueue == nil {
+		if err := s.startKueue(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		s.mu.Lock()
+		s.kueue = s.running[len(s.running)-1]
+		s.mu.Unlock()
 	}
-	s.mu.Lock()
-	c := s.running[len(s.running)-1]
-	s.mu.Unlock()
 	return func() {
+		c := s.kueue
+		s.kueue = nil
 		ctx := context.WithoutCancel(t.Context())
 		hooks := s.Clients.AdmissionregistrationV1()
 		if err := errors.Join(

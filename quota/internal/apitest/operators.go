@@ -18,7 +18,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -37,25 +36,18 @@ const (
 	Volcano          = "volcano"
 )
 
-var operators struct {
-	sync.Mutex
-	started map[string]error
-}
-
 // StartOperator installs the CustomResourceDefinitions of an operator of the
 // pinned version and runs it, as the admin, until the server stops. Starting it
-// again does nothing.
+// again does nothing. Tests that share a server call it one after the other.
 func (s *Server) StartOperator(t testing.TB, name string) {
 	t.Helper()
-	operators.Lock()
-	defer operators.Unlock()
-	err, started := operators.started[name]
+	err, started := s.operators[name]
 	if !started {
 		err = s.startOperator(t.Context(), name)
-		if operators.started == nil {
-			operators.started = map[string]error{}
+		if s.operators == nil {
+			s.operators = map[string]error{}
 		}
-		operators.started[name] = err
+		s.operators[name] = err
 	}
 	if err != nil {
 		t.Fatalf("%s: %v", name, err)

@@ -1,0 +1,429 @@
+package controller
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
+
+	"github.com/sluice-gpu/sluice/quota/beside"
+	"github.com/sluice-gpu/sluice/quota/engine"
+	"github.com/sluice-gpu/sluice/quota/lifecycle"
+	"github.com/sluice-gpu/sluice/quota/translate"
+)
+
+// This file answers Kueue's question whether the pods of a workload have room, and
+// asks Kueue to evict for it: those that were admitted and have none, and those of
+// lower priority that are in the way.
+
+const (
+	// roomPatience is how long a workload keeps its quota while it finds no room:
+	// devices may be on their way back.
+	roomPatience = 5 * time.Second
+	// roomRetry is how long after that Kueue waits before it reserves quota for it
+	// again, doubled each time up to roomRetryMost: others may use it meanwhile.
+	roomRetry, roomRetryMost = 5 * time.Second, 60 * time.Second
+	// startPatience is how long one that was admitted keeps its quota while none of
+	// it has begun for want of room: nodes and drivers that start anew are back
+	// before.
+	startPatience = 30 * time.Second
+)
+
+// questions are the workloads that hold quota of Kueue's, and what is to be found out
+// about them. A look costs what has changed: those that found no room are tried
+// again when room may have come.
+type questions struct {
+	// open are those that Kueue asks about and that have no place, due those of them
+	// whose look is due.
+	open, due map[engine.WorkloadID]struct{}
+	// holding are those that hold quota of a ClusterQueue and go on, leaving those
+	// that are evicted, or about to be, and have it yet.
+	holding map[kueue.ClusterQueueReference]map[engine.WorkloadID]struct{}
+	leaving map[engine.WorkloadID]struct{}
+}
+
+func newQuestions() questions {
+	return questions{
+		open: map[engine.WorkloadID]struct{}{}, due: map[engine.WorkloadID]struct{}{},
+		holding: map[kueue.ClusterQueueReference]map[engine.WorkloadID]struct{}{}, leaving: map[engine.WorkloadID]struct{}{},
+	}
+}
+
+// noteAsk takes in what a version of a Workload asks, after another one. now is nil
+// for one that is gone.
+func (c *core) noteAsk(w *work, before, now *kueue.Workload) {
+	if !c.beside {
+		return
+	}
+	a := &c.rooms
+	if held := granted(before); held != nil {
+		delete(a.holding[held.ClusterQueue], w.id)
+		if len(a.holding[held.ClusterQueue]) == 0 {
+			delete(a.holding, held.ClusterQueue)
+		}
+	}
+	held := granted(now)
+	if held != nil {
+		if a.holding[held.ClusterQueue] == nil {
+			a.holding[held.ClusterQueue] = map[engine.WorkloadID]struct{}{}
+		}
+		a.holding[held.ClusterQueue][w.id] = struct{}{}
+	} else {
+		w.yields, w.roomless, w.stalled = "", "", stall{}
+	}
+	if w.yields != "" || held == nil && now != nil && now.Status.Admission != nil {
+		a.leaving[w.id] = struct{}{}
+	} else {
+		delete(a.leaving, w.id)
+	}
+	if w.placed || !c.asksForRoom(now) {
+		delete(a.open, w.id)
+		delete(a.due, w.id)
+		w.awaits = nil
+		return
+	}
+	if _, known := a.open[w.id]; !known {
+		a.open[w.id], a.due[w.id] = struct{}{}, struct{}{}
+	}
+}
+
+// asksForRoom says whether Kueue has reserved quota for a workload and waits for
+// our answer.
+func (c *core) asksForRoom(wl *kueue.Workload) bool {
+	if wl == nil || granted(wl) == nil || wl.DeletionTimestamp != nil || conditionTrue(wl, kueue.WorkloadAdmitted) {
+		return false
+	}
+	return slices.ContainsFunc(c.ourChecks(wl), func(s *kueue.AdmissionCheckState) bool { return s.State == kueue.CheckStatePending })
+}
+
+// findRoom looks for room for those workloads that Kueue asks about and whose look
+// is due, or for all of them if room may have come, in the order in which they
+// would be admitted here.
+func (c *core) findRoom(came bool) {
+	due := c.rooms.due
+	if came {
+		due = c.rooms.open
+	}
+	var asking []*work
+	for id := range due {
+		if w := c.works[id]; w != nil && !w.placed && c.asksForRoom(w.object) {
+			asking = append(asking, w)
+		}
+	}
+	clear(c.rooms.due)
+	slices.SortFunc(asking, func(a, b *work) int {
+		return cmp.Or(-cmp.Compare(priorityOf(a), priorityOf(b)), reservedAt(a.object).Compare(reservedAt(b.object)), cmp.Compare(a.id, b.id))
+	})
+	for _, w := range asking {
+		before := w.roomless
+		w.roomless = cmp.Or(c.unpaid(w.object), topologyOf(w.object))
+		if w.roomless == "" && !c.growing(w.object) {
+			w.roomless = c.findPlace(w)
+		}
+		if w.placed = w.roomless == ""; w.placed {
+			delete(c.rooms.open, w.id)
+		}
+		if w.placed || w.roomless != before {
+			c.tell(w.id)
+		}
+	}
+}
+
+// findPlace finds and takes the places of a workload's pods. It says why there are
+// none, or for whom is waited that has them.
+func (c *core) findPlace(w *work) (why string) {
+	asked := translate.Assignment(w.object.Status.Admission)
+	place, no := c.fit.Place(&engine.Workload{ID: w.id}, asked, nil)
+	if no == nil {
+		w.awaits = nil
+		c.fit.Take(w.id, place)
+		return ""
+	}
+	if slices.ContainsFunc(w.awaits, c.isLeaving) {
+		return w.roomless
+	}
+	if w.awaits != nil {
+		w.awaits = nil
+		c.fit.Drop(w.id)
+	}
+	place, others := c.clearFor(w, asked)
+	if len(others) == 0 {
+		return "the budget allows it, but " + no.String()
+	}
+	// Its places are kept for it while the others leave them.
+	c.fit.Take(w.id, place)
+	var names []string
+	for _, v := range others {
+		w.awaits = append(w.awaits, v.id)
+		names = append(names, nameOf(v.id).Name)
+		if !c.isLeaving(v.id) {
+			c.yield(v, w)
+		}
+	}
+	return "the budget allows it, and room is being made: it waits for what has its cards to leave them: " + strings.Join(names, ", ")
+}
+
+// isLeaving says whether a workload is on its way off its cards.
+func (c *core) isLeaving(id engine.WorkloadID) bool {
+	_, leaves := c.rooms.leaving[id]
+	return leaves
+}
+
+// yield has a workload evicted for the room that another one needs.
+func (c *core) yield(v, to *work) {
+	than := "of higher priority"
+	if priorityOf(v) == priorityOf(to) {
+		than = "which has waited longer"
+	}
+	v.yields = fmt.Sprintf("Preempted to make room on cards for Workload %s, %s, in ClusterQueue %s", nameOf(to.id), than, to.object.Status.Admission.ClusterQueue)
+	c.rooms.leaving[v.id] = struct{}{}
+	c.tell(v.id)
+}
+
+// mostVictims bounds how many workloads are thought of for one that needs room.
+const mostVictims = 64
+
+// clearFor finds the workloads in whose place the pods of another would have room:
+// such as leave anyway, else those that its ClusterQueue's preemption policy lets it
+// evict, the least important first, as few as it takes.
+func (c *core) clearFor(w *work, asked engine.Assignment) (engine.Placement, []*work) {
+	flavors := c.flavorsUsed(w.object)
+	var without []engine.WorkloadID
+	for _, id := range slices.Sorted(maps.Keys(c.rooms.leaving)) {
+		if v := c.works[id]; v != nil && v != w && len(without) < mostVictims && c.shares(v.object, flavors) {
+			without = append(without, id)
+		}
+	}
+	if place, others := c.inPlaceOf(w, asked, without); len(others) > 0 {
+		return place, others
+	}
+	for _, v := range c.victims(w, flavors) {
+		without = append(without, v.id)
+		if place, others := c.inPlaceOf(w, asked, without); len(others) > 0 {
+			return place, others
+		}
+	}
+	return engine.Placement{}, nil
+}
+
+// inPlaceOf tries a workload in the place of others, and says which of them really
+// have to go; none if it has no room there either.
+func (c *core) inPlaceOf(w *work, asked engine.Assignment, others []engine.WorkloadID) (place engine.Placement, out []*work) {
+	if len(others) == 0 {
+		return place, nil
+	}
+	place, no := c.fit.Place(&engine.Workload{ID: w.id}, asked, others)
+	if no != nil {
+		return place, nil
+	}
+	if place.Displaces != nil {
+		others = place.Displaces
+	}
+	for _, id := range others {
+		out = append(out, c.works[id])
+	}
+	return place, out
+}
+
+// victims are the workloads that another may have evicted for room, in the order in
+// which they are taken: the lowest priority first, of one priority who came last.
+// It is the policy by which Kueue evicts for quota within a ClusterQueue.
+func (c *core) victims(w *work, flavors map[string]bool) []*work {
+	queue := w.object.Status.Admission.ClusterQueue
+	q := c.queues[string(queue)]
+	if q == nil || q.Spec.Preemption == nil {
+		return nil
+	}
+	policy := q.Spec.Preemption.WithinClusterQueue
+	var all []*work
+	for id := range c.rooms.holding[queue] {
+		v := c.works[id]
+		if v == nil || v == w || c.isLeaving(id) || !v.placed && !c.inUse(id) || len(c.ourChecks(v.object)) == 0 || !c.shares(v.object, flavors) {
+			continue
+		}
+		lower := priorityOf(v) < priorityOf(w)
+		newer := priorityOf(v) == priorityOf(w) && lifecycle.QueuedAt(w.object, c.rules).Before(lifecycle.QueuedAt(v.object, c.rules))
+		if lower && policy == kueue.PreemptionPolicyLowerPriority || (lower || newer) && policy == kueue.PreemptionPolicyLowerOrNewerEqualPriority {
+			all = append(all, v)
+		}
+	}
+	slices.SortFunc(all, func(a, b *work) int {
+		return cmp.Or(cmp.Compare(priorityOf(a), priorityOf(b)), -reservedAt(a.object).Compare(reservedAt(b.object)), cmp.Compare(a.id, b.id))
+	})
+	return all[:min(len(all), mostVictims)]
+}
+
+// flavorsUsed are the flavors of the devices that a Workload was given.
+func (c *core) flavorsUsed(wl *kueue.Workload) map[string]bool {
+	used := map[string]bool{}
+	for i := range wl.Status.Admission.PodSetAssignments {
+		used[c.deviceFlavor(&wl.Status.Admission.PodSetAssignments[i])] = true
+	}
+	delete(used, "")
+	return used
+}
+
+// shares says whether a Workload has devices of one of these flavors.
+func (c *core) shares(wl *kueue.Workload, flavors map[string]bool) bool {
+	if wl == nil || wl.Status.Admission == nil {
+		return false
+	}
+	for f := range c.flavorsUsed(wl) {
+		if flavors[f] {
+			return true
+		}
+	}
+	return false
+}
+
+func priorityOf(w *work) int32 { return ptr.Deref(w.object.Spec.Priority, 0) }
+
+// stall is that a workload was admitted and none of its pods could begin for want
+// of room.
+type stall struct {
+	since time.Time
+	why   string
+}
+
+// noteStall notes it of a workload that holds quota and has no places.
+func (c *core) noteStall(w *work, placed bool) {
+	switch {
+	case !c.beside || w.object == nil:
+		return
+	case placed || !conditionTrue(w.object, kueue.WorkloadAdmitted) || granted(w.object) == nil || c.inUse(w.id) || c.growing(w.object):
+		w.stalled = stall{}
+		return
+	case !w.stalled.since.IsZero():
+		return
+	}
+	w.stalled = stall{since: c.now(), why: "none of its pods has room"}
+	if _, no := c.fit.Place(&engine.Workload{ID: w.id}, translate.Assignment(w.object.Status.Admission), nil); no != nil {
+		w.stalled.why = no.String()
+	}
+	c.tell(w.id)
+}
+
+// growing says whether all nodes that a workload was given are of flavors that
+// bring nodes when pods wait for them: then room is not awaited.
+func (c *core) growing(wl *kueue.Workload) bool {
+	for i := range wl.Status.Admission.PodSetAssignments {
+		f := c.flavors[c.deviceFlavor(&wl.Status.Admission.PodSetAssignments[i])]
+		if f == nil || !elastic(f) {
+			return false
+		}
+	}
+	return true
+}
+
+// unpaid says which devices a workload asks for that nothing was charged for, ""
+// if none.
+func (c *core) unpaid(wl *kueue.Workload) string {
+	for i := range wl.Status.Admission.PodSetAssignments {
+		given := &wl.Status.Admission.PodSetAssignments[i]
+		if c.deviceFlavor(given) != "" {
+			continue
+		}
+		if len(beside.Charges(wl)[string(given.Name)].Amounts) > 0 {
+			return fmt.Sprintf("it asks for devices, and ClusterQueue %s charged nothing for them: cover %s there", wl.Status.Admission.ClusterQueue, devices[0])
+		}
+	}
+	return ""
+}
+
+// topologyOf says that Kueue has chosen racks for a workload's pods, "" if not.
+// Pods go where cards have room for them; racks that Kueue counts as used would be
+// others.
+func topologyOf(wl *kueue.Workload) string {
+	for i := range wl.Status.Admission.PodSetAssignments {
+		if given := &wl.Status.Admission.PodSetAssignments[i]; given.TopologyAssignment != nil {
+			return fmt.Sprintf("Kueue chose %s for pod set %q, and pods with devices go where cards have room: name a flavor without topologyName", strings.Join(given.TopologyAssignment.Levels, ", "), given.Name)
+		}
+	}
+	return ""
+}
+
+func reservedAt(wl *kueue.Workload) time.Time {
+	if c := meta.FindStatusCondition(wl.Status.Conditions, kueue.WorkloadQuotaReserved); c != nil {
+		return c.LastTransitionTime.Time
+	}
+	return wl.CreationTimestamp.Time
+}
+
+// answer tells Kueue whether the pods of a workload have room.
+func (r *workloads) answer(ctx context.Context, wl *kueue.Workload, v view) (ctrl.Result, error) {
+	now := r.now()
+	left := reservedAt(wl).Add(roomPatience).Sub(now)
+	state, message := kueue.CheckStatePending, v.roomless
+	switch {
+	case v.placed:
+		state, message = kueue.CheckStateReady, "All pods have room"
+	case v.roomless == "":
+		return ctrl.Result{RequeueAfter: max(left, 0)}, nil
+	case left <= 0 && !v.making:
+		state = kueue.CheckStateRetry
+	}
+	changed, err := r.set(ctx, wl, kueue.CheckStatePending, state, message)
+	if changed && v.roomless != "" {
+		r.event(wl, corev1.EventTypeWarning, string(engine.WaitingForRoom), v.roomless)
+	}
+	if err != nil || v.placed || left <= 0 {
+		return ctrl.Result{}, err
+	}
+	return ctrl.Result{RequeueAfter: left}, nil
+}
+
+// set writes our answer to each of our checks, or to those that are in a state if
+// one is named, and says whether it was another one.
+func (r *workloads) set(ctx context.Context, wl *kueue.Workload, from, state kueue.CheckState, message string) (changed bool, err error) {
+	wl = wl.DeepCopy()
+	r.mu.Lock()
+	checks := r.ourChecks(wl)
+	r.mu.Unlock()
+	for _, s := range checks {
+		if from != "" && s.State != from || s.State == state && s.Message == message {
+			continue
+		}
+		s.RequeueAfterSeconds = nil
+		if state == kueue.CheckStateRetry {
+			s.RequeueAfterSeconds = ptr.To(int32(min(roomRetryMost, roomRetry<<min(10, ptr.Deref(s.RetryCount, 0))) / time.Second))
+		}
+		s.State, s.Message, s.LastTransitionTime = state, message, metav1.NewTime(r.now())
+		changed = true
+	}
+	if !changed {
+		return false, nil
+	}
+	if err := r.write(ctx, wl); err != nil {
+		return false, client.IgnoreNotFound(ignoreConflict(err))
+	}
+	return true, nil
+}
+
+// leave has Kueue evict a workload that holds quota: it does so when a check wants
+// to be asked again.
+func (r *workloads) leave(ctx context.Context, wl *kueue.Workload, reason, why string) (ctrl.Result, error) {
+	changed, err := r.set(ctx, wl, "", kueue.CheckStateRetry, why)
+	if changed {
+		r.event(wl, corev1.EventTypeWarning, reason, why)
+	}
+	return ctrl.Result{}, err
+}
+
+// stalls looks at a workload that was admitted and could not begin.
+func (r *workloads) stalls(ctx context.Context, wl *kueue.Workload, v view) (ctrl.Result, error) {
+	if left := v.stalled.since.Add(startPatience).Sub(r.now()); left > 0 {
+		return ctrl.Result{RequeueAfter: left}, nil
+	}
+	return r.leave(ctx, wl, string(engine.WaitingForRoom), "It was admitted, but cards have no room any more: "+v.stalled.why)
+}
