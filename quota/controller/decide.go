@@ -106,7 +106,7 @@ func (c *core) reserve(w *work) bool {
 		return true
 	}
 	a := granted(w.object)
-	if a == nil || c.beside && c.asksForRoom(w.object) {
+	if a == nil || c.beside && (w.yields != "" || c.asksForRoom(w.object)) {
 		return true
 	}
 	if c.served(w.object) {

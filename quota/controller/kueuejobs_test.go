@@ -64,18 +64,7 @@ spec:
     workerGroupSpecs:
     - {groupName: gpu, replicas: 2, minReplicas: 2, maxReplicas: 2, rayStartParams: {}, template: ` + gpuTemplate("ray-worker", "ray", 1) + `}
 `},
-		{name: "cluster", suspend: []string{"spec", "suspend"}, pods: 2, cards: "2", text: `
-apiVersion: ray.io/v1
-kind: RayCluster
-metadata: {name: cluster, ` + besideLabels + `}
-spec:
-  rayVersion: 2.46.0
-  headGroupSpec: {rayStartParams: {}, template: ` + gpuTemplate("ray-head", "cluster", 1) + `}
-  workerGroupSpecs:
-  - {groupName: gpu, replicas: 1, minReplicas: 1, maxReplicas: 3, rayStartParams: {}, template: ` + gpuTemplate("ray-worker", "cluster", 1) + `}
-`},
 	} {
-		t.Log(j.name)
 		o := w.object(t, j.text)
 		if suspended, _, _ := unstructured.NestedBool(o.Object, j.suspend...); !suspended {
 			t.Errorf("%s is not suspended when it is made", j.name)

@@ -93,7 +93,7 @@ func TestBesideKueueItAdmitsWhatCardsHaveRoomFor(t *testing.T) {
 	w.template(t, "half", "50Gi", "")
 	w.template(t, "part", "20Gi", "")
 	classes := &kueue.WorkloadPriorityClass{ObjectMeta: metav1.ObjectMeta{Name: "urgent"}, Value: 1000}
-	if err := w.client.Create(t.Context(), classes); err != nil {
+	if err := w.client.Create(t.Context(), classes); client.IgnoreAlreadyExists(err) != nil {
 		t.Fatal(err)
 	}
 

@@ -83,7 +83,10 @@ func (c *core) noteAsk(w *work, before, now *kueue.Workload) {
 		w.yields, w.roomless, w.stalled = "", "", stall{}
 	}
 	if w.yields != "" || held == nil && now != nil && now.Status.Admission != nil {
-		a.leaving[w.id] = struct{}{}
+		if !c.isLeaving(w.id) {
+			a.leaving[w.id] = struct{}{}
+			c.room = true
+		}
 	} else {
 		delete(a.leaving, w.id)
 	}
@@ -129,7 +132,7 @@ func (c *core) findRoom(came bool) {
 		before := w.roomless
 		w.roomless = cmp.Or(c.unpaid(w.object), topologyOf(w.object))
 		if w.roomless == "" && !c.growing(w.object) {
-			w.roomless = c.findPlace(w)
+			w.roomless = c.findPlace(w, before)
 		}
 		if w.placed = w.roomless == ""; w.placed {
 			delete(c.rooms.open, w.id)
@@ -141,8 +144,8 @@ func (c *core) findRoom(came bool) {
 }
 
 // findPlace finds and takes the places of a workload's pods. It says why there are
-// none, or for whom is waited that has them.
-func (c *core) findPlace(w *work) (why string) {
+// none, or for whom is waited that has them; before is what it said last.
+func (c *core) findPlace(w *work, before string) (why string) {
 	asked := translate.Assignment(w.object.Status.Admission)
 	place, no := c.fit.Place(&engine.Workload{ID: w.id}, asked, nil)
 	if no == nil {
@@ -151,7 +154,7 @@ func (c *core) findPlace(w *work) (why string) {
 		return ""
 	}
 	if slices.ContainsFunc(w.awaits, c.isLeaving) {
-		return w.roomless
+		return before
 	}
 	if w.awaits != nil {
 		w.awaits = nil
@@ -188,6 +191,13 @@ func (c *core) yield(v, to *work) {
 	}
 	v.yields = fmt.Sprintf("Preempted to make room on cards for Workload %s, %s, in ClusterQueue %s", nameOf(to.id), than, to.object.Status.Admission.ClusterQueue)
 	c.rooms.leaving[v.id] = struct{}{}
+	// What is kept for pods of it that might come is free at once, and others may
+	// wait for the rest of its cards.
+	for i := range v.object.Spec.PodSets {
+		c.fit.Trim(v.id, string(v.object.Spec.PodSets[i].Name), 0)
+	}
+	c.room = true
+	c.wake()
 	c.tell(v.id)
 }
 

@@ -275,6 +275,8 @@ func (s *sources) end(ctx context.Context, wl *kueue.Workload, succeeded bool, m
 	}
 	how := outcome{succeeded, message}
 	if s.beside {
+		// Nothing else brings the object here again.
+		s.heed(wl)
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		id := workloadID(wl.Namespace, wl.Name)
