@@ -86,7 +86,7 @@ func run(o options) error {
 		return err
 	}
 	rest.QPS, rest.Burst = o.qps, o.burst
-	mgr, err := ctrl.NewManager(rest, ctrl.Options{
+	options := ctrl.Options{
 		Scheme:                        controller.Scheme(),
 		Logger:                        logger,
 		Cache:                         controller.CacheOptions(),
@@ -96,7 +96,8 @@ func run(o options) error {
 		LeaderElectionID:              "sluice-quota",
 		LeaderElectionNamespace:       o.webhook.Namespace,
 		LeaderElectionReleaseOnCancel: true,
-	})
+	}
+	mgr, err := ctrl.NewManager(controller.Fenced(rest, &options), options)
 	if err != nil {
 		return err
 	}

@@ -38,6 +38,9 @@ type replicaOrders struct {
 	// LeaseSeconds is how long a leader that is silent is believed to live.
 	LeaseSeconds int
 	Config       string
+	// Hold is a file that the replica makes before it sends its first ticket. The
+	// ticket is not sent before the file is gone.
+	Hold string
 }
 
 // replicaMain is the process. It returns only on an error.
@@ -60,7 +63,7 @@ func replicaMain(orders string) error {
 	}
 	seen := &requests{}
 	seen.watch(api)
-	mgr, err := ctrl.NewManager(api, ctrl.Options{
+	options := ctrl.Options{
 		Scheme: controller.Scheme(),
 		Cache:  controller.CacheOptions(),
 		Metrics: metricsserver.Options{BindAddress: o.Metrics, ExtraHandlers: map[string]http.Handler{
@@ -73,7 +76,12 @@ func replicaMain(orders string) error {
 		LeaseDuration:           ptr.To(max(lease, 3*time.Second)),
 		RenewDeadline:           ptr.To(max(lease, 3*time.Second) * 2 / 3),
 		RetryPeriod:             ptr.To(max(lease, 3*time.Second) / 6),
-	})
+	}
+	api = controller.Fenced(api, &options)
+	if o.Hold != "" {
+		api.Wrap(holdTickets(o.Hold))
+	}
+	mgr, err := ctrl.NewManager(api, options)
 	if err != nil {
 		return err
 	}
@@ -93,11 +101,15 @@ type replica struct {
 // startReplica runs the controller as its service account.
 func startReplica(t testing.TB, s *apitest.Server, elect bool, cfg string) *replica {
 	t.Helper()
+	return startReplicaWith(t, s, replicaOrders{Elect: elect, Config: cfg})
+}
+
+func startReplicaWith(t testing.TB, s *apitest.Server, o replicaOrders) *replica {
+	t.Helper()
 	address := apitest.FreeAddress(t)
-	orders, err := json.Marshal(replicaOrders{
-		Host: s.Admin.Host, Token: s.Admin.BearerToken, CAFile: s.Admin.CAFile, ServerName: s.Admin.ServerName,
-		Metrics: address, Elect: elect, LeaseSeconds: 6, Config: cfg,
-	})
+	o.Host, o.Token, o.CAFile, o.ServerName = s.Admin.Host, s.Admin.BearerToken, s.Admin.CAFile, s.Admin.ServerName
+	o.Metrics, o.LeaseSeconds = address, 6
+	orders, err := json.Marshal(o)
 	if err != nil {
 		t.Fatal(err)
 	}
