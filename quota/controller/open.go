@@ -173,8 +173,11 @@ func (r *podReconciler) letGo(ctx context.Context, pod *corev1.Pod, wl *kueue.Wo
 	ctx, done := whole(ctx)
 	defer done()
 	// The status patch before has moved the version; what guards this one is
-	// the list of gates, which nobody else may change.
-	patch, err := client.MergeFrom(before).Data(gatedPart(pod))
+	// the list of gates, which nobody else may change, and the UID: another pod may
+	// have the name by now.
+	after := gatedPart(pod)
+	after.UID = pod.UID
+	patch, err := client.MergeFrom(before).Data(after)
 	if err != nil {
 		return err
 	}
