@@ -380,6 +380,58 @@ func TestQuotaOfVictimsIsNotGivenAwayWhileTheyTerminate(t *testing.T) {
 	w.usage(t, queue, "nvidia.com/gpu-memory=20Gi")
 }
 
+// A victim has its devices for as long as its containers take to end, and the quota with them.
+func TestWhoEvictsAnotherWaitsUntilThatOneIsGone(t *testing.T) {
+	w := newWorld(t)
+	w.node(t, "n1", 2, "80Gi", "", nil)
+	queue := w.queue(t, "q", w.flavor(t, "gpu", nil), "nvidia.com/gpu-memory=30Gi")
+	w.patchQueue(t, queue, `{"preemption":{"withinClusterQueue":"LowerPriority"}}`)
+	w.template(t, "t", "20Gi", "")
+	w.start(t)
+	class := &kueue.WorkloadPriorityClass{ObjectMeta: metav1.ObjectMeta{Name: w.ns + "-high"}, Value: 100}
+	if err := w.client.Create(t.Context(), class); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = w.client.Delete(context.Background(), class) })
+	// A pod that is its own workload is deleted; the node that waits for its containers is the test.
+	low := gated(withTemplate(pod("low", "queue-q"), "t"))
+	low.Finalizers = []string{"example.com/terminating"}
+	w.create(t, low)
+	w.bound(t, "low")
+	high := gated(withTemplate(pod("high", "queue-q"), "t"))
+	high.Labels["kueue.x-k8s.io/priority-class"] = class.Name
+	w.create(t, high)
+	w.becomes(t, low, "is evicted", func(wl *kueue.Workload) bool { return conditionIs(wl, kueue.WorkloadEvicted) })
+	apitest.Eventually(t, apitest.Patience, "the victim is told to end", func(ctx context.Context) error {
+		if err := w.client.Get(ctx, client.ObjectKeyFromObject(low), low); err != nil {
+			return err
+		}
+		if low.DeletionTimestamp == nil {
+			return fmt.Errorf("it is not being deleted")
+		}
+		return nil
+	})
+	holds(t, 3*time.Second, "while it ends", func(ctx context.Context) error {
+		if err := w.unbound("high")(ctx); err != nil {
+			return err
+		}
+		wl, err := w.workloadOf(ctx, high)
+		if err == nil && holdsQuota(wl) {
+			err = fmt.Errorf("its quota is given away")
+		}
+		return err
+	})
+	w.usage(t, queue, "nvidia.com/gpu-memory=20Gi")
+	if err := w.client.Patch(t.Context(), low, client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))); err != nil {
+		t.Fatal(err)
+	}
+	if err := client.IgnoreNotFound(w.client.Delete(t.Context(), low, client.GracePeriodSeconds(0))); err != nil {
+		t.Fatal(err)
+	}
+	w.bound(t, "high")
+	w.usage(t, queue, "nvidia.com/gpu-memory=20Gi")
+}
+
 func TestOnlyWhatTheLeaderNotedOnAPodIsBornWithATicket(t *testing.T) {
 	w := newWorld(t)
 	w.node(t, "n1", 2, "80000Mi", "20000Mi", nil)

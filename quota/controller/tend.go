@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -236,25 +237,29 @@ func (s *sources) notice(ctx context.Context, wl *kueue.Workload) (time.Duration
 	if left <= 0 {
 		return 0, nil
 	}
-	patch := []byte(`{"metadata":{"annotations":{"` + lifecycle.PreemptedAnnotation + `":"` + at.UTC().Format(time.RFC3339) + `"}}}`)
-	for _, name := range s.untold(wl) {
+	for uid, name := range s.untold(wl) {
+		// The next pod of that name is not the one that is meant.
+		patch := fmt.Appendf(nil, `{"metadata":{"uid":%q,"annotations":{%q:%q}}}`, uid, lifecycle.PreemptedAnnotation, at.UTC().Format(time.RFC3339))
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}}
-		if err := s.client.Patch(ctx, pod, client.RawPatch(types.MergePatchType, patch), client.FieldOwner(FieldOwner)); client.IgnoreNotFound(err) != nil && !apierrors.IsInvalid(err) {
+		err := s.client.Patch(ctx, pod, client.RawPatch(types.MergePatchType, patch), client.FieldOwner(FieldOwner))
+		switch {
+		case err == nil:
+			s.saw(pod)
+		case !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) && !apierrors.IsInvalid(err):
 			return left, err
 		}
-		s.saw(pod)
 	}
 	return left, nil
 }
 
 // untold lists the running pods of a workload that do not know yet.
-func (c *core) untold(wl *kueue.Workload) []types.NamespacedName {
+func (c *core) untold(wl *kueue.Workload) map[types.UID]types.NamespacedName {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var names []types.NamespacedName
+	names := map[types.UID]types.NamespacedName{}
 	for _, p := range c.podsOf[workloadID(wl.Namespace, wl.Name)] {
 		if !p.gated && !p.ended && !p.deleting && !p.told && p.belongs(wl) {
-			names = append(names, p.name)
+			names[p.uid] = p.name
 		}
 	}
 	return names
