@@ -3,7 +3,9 @@ package controller
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -14,6 +16,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
@@ -52,13 +55,57 @@ func (c *core) isHalted() bool {
 
 // noteForeign remembers that quota was reserved for a workload while nothing was
 // admitted here: it was not counted here, and is given back before anything goes
-// on.
+// on. What was there when this replica came is told apart by recallForeign.
 func (c *core) noteForeign(w *work, before *kueue.Workload) {
 	if w.object.Status.Admission == nil {
 		w.foreign = false
-	} else if c.halted != "" && (before == nil || before.Status.Admission == nil) {
+	} else if c.halted != "" && (before != nil || c.caughtUp) && (before == nil || before.Status.Admission == nil) {
 		w.foreign = true
 	}
+}
+
+// recallForeign finds the same out about a Workload that was there before, by who
+// wrote what it shows; o has its managedFields. One that something is in use by is
+// counted, whoever admitted it.
+func (c *core) recallForeign(o *kueue.Workload) {
+	w := c.works[workloadID(o.Namespace, o.Name)]
+	if w == nil || w.object == nil || w.object.UID != o.UID || granted(w.object) == nil || c.beside {
+		return
+	}
+	if controllerutil.ContainsFinalizer(o, Finalizer) && byKueue(o) && !c.inUse(w.id) {
+		w.foreign = true
+		c.tell(w.id)
+	}
+}
+
+// kueueManagers begins the names under which Kueue's manager writes.
+const kueueManagers = "kueue"
+
+// byKueue says whether the quota that a Workload shows was reserved by Kueue, and
+// no part of it here. The API server keeps who wrote a field, and to write this one
+// takes the right to write statuses of Workloads. What Kueue was told to admit, by
+// what it costs (engine: kueue), it counted.
+func byKueue(o *kueue.Workload) bool {
+	if o.Status.Admission == nil || beside.Charges(o) != nil {
+		return false
+	}
+	theirs := false
+	for i := range o.ManagedFields {
+		e := &o.ManagedFields[i]
+		var fields struct {
+			Status struct {
+				Admission json.RawMessage `json:"f:admission"`
+			} `json:"f:status"`
+		}
+		if e.FieldsV1 == nil || json.Unmarshal(e.FieldsV1.Raw, &fields) != nil || fields.Status.Admission == nil {
+			continue
+		}
+		if e.Manager == FieldOwner {
+			return false
+		}
+		theirs = theirs || strings.HasPrefix(e.Manager, kueueManagers)
+	}
+	return theirs
 }
 
 // elsewhere is why such a reservation is given back.

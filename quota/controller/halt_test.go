@@ -2,6 +2,7 @@ package controller_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -195,4 +197,67 @@ func (w *world) queueSays(t *testing.T, name, reason, says string) {
 		}
 		return fmt.Errorf("no such event")
 	})
+}
+
+// Kueue admitted a Workload while this controller did not run, and its Lease is
+// gone: what Kueue wrote is known by who wrote it, also after a restart.
+func TestAnAdmissionOfKueuesIsKnownAfterARestart(t *testing.T) {
+	w := newWorld(t)
+	w.node(t, "a", 2, "80Gi", "", nil)
+	cq := w.queue(t, "q", w.flavor(t, "f", nil), "nvidia.com/gpu=1", "nvidia.com/gpu-memory=160Gi")
+	w.template(t, "whole", "80Gi", "")
+	w.start(t)
+	w.create(t, gated(withTemplate(pod("mine", "queue-q"), "whole")))
+	mine := w.bound(t, "mine")
+	theirs := gated(withTemplate(pod("theirs", "queue-q"), "whole"))
+	w.create(t, theirs)
+	w.waits(t, theirs, "nvidia.com/gpu")
+	w.halt()
+	// As Kueue does: all of what it knows, applied by force.
+	for _, p := range []*corev1.Pod{mine, theirs} {
+		wl, err := w.workloadOf(t.Context(), p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		apply := &kueue.Workload{TypeMeta: metav1.TypeMeta{APIVersion: kueue.SchemeGroupVersion.String(), Kind: "Workload"}, ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: wl.Name, UID: wl.UID}}
+		apply.Status.Admission = wl.Status.Admission
+		if apply.Status.Admission == nil {
+			apply.Status.Admission = &kueue.Admission{ClusterQueue: kueue.ClusterQueueReference(cq), PodSetAssignments: []kueue.PodSetAssignment{{Name: "main", Count: ptr.To(int32(1))}}}
+		}
+		for _, kind := range []string{kueue.WorkloadQuotaReserved, kueue.WorkloadAdmitted} {
+			apply.Status.Conditions = append(apply.Status.Conditions, metav1.Condition{Type: kind, Status: metav1.ConditionTrue, Reason: kind, Message: "by Kueue", LastTransitionTime: metav1.Now()})
+		}
+		body, err := json.Marshal(apply)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := w.client.Status().Patch(t.Context(), apply, client.RawPatch(types.ApplyPatchType, body), client.FieldOwner("kueue-admission"), client.ForceOwnership); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.start(t)
+	apitest.Eventually(t, patience, "Kueue's admission is given back", func(ctx context.Context) error {
+		wl, err := w.workloadOf(ctx, theirs)
+		if err != nil {
+			return err
+		}
+		if c := meta.FindStatusCondition(wl.Status.Conditions, kueue.WorkloadEvicted); c == nil || c.Reason != "AdmittedElsewhere" || wl.Status.Admission != nil {
+			return fmt.Errorf("conditions %v", wl.Status.Conditions)
+		}
+		return nil
+	})
+	w.usage(t, cq, "nvidia.com/gpu=1", "nvidia.com/gpu-memory=80Gi")
+	if err := w.client.Get(t.Context(), client.ObjectKeyFromObject(theirs), theirs); err != nil {
+		t.Fatal(err)
+	}
+	if !controller.HasGate(theirs) {
+		t.Error("a gate was opened on Kueue's word")
+	}
+	wl, err := w.workloadOf(t.Context(), mine)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if meta.FindStatusCondition(wl.Status.Conditions, kueue.WorkloadEvicted) != nil {
+		t.Errorf("what was admitted here was evicted: %v", wl.Status.Conditions)
+	}
 }

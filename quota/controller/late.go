@@ -63,7 +63,7 @@ func (c *core) counted(wl *kueue.Workload) bool {
 	defer c.mu.Unlock()
 	id := workloadID(wl.Namespace, wl.Name)
 	held, holding := c.engine.Holding(id)
-	if w := c.works[id]; !holding || w == nil || w.late || wl.Status.Admission == nil {
+	if w := c.works[id]; !holding || w == nil || w.late || w.foreign || wl.Status.Admission == nil {
 		return false
 	}
 	shown := translate.Assignment(wl.Status.Admission)

@@ -264,6 +264,9 @@ func (c *core) catchUp(ctx context.Context, live client.Reader) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	for i := range workloads.Items {
+		c.recallForeign(&workloads.Items[i])
+	}
 	c.caughtUp, c.decides = true, !c.beside
 	for id := range c.works {
 		c.tell(id)
