@@ -126,6 +126,29 @@ func BenchmarkKinds(b *testing.B) {
 	}
 }
 
+// BenchmarkIndexUpdateOfCounters takes in a claim of a part of a card that is cut by
+// counters.
+func BenchmarkIndexUpdateOfCounters(b *testing.B) {
+	s := world(BinPack)
+	for n := range 100 {
+		addMIGs(s, fmt.Sprintf("mig-%03d", n), 8)
+	}
+	s.reindex()
+	took := newTimes(b)
+	for i := range b.N {
+		c := exclusive(fmt.Sprintf("c%d", i/2), fmt.Sprintf("mig-%03d", i/2%100), fmt.Sprintf("card-%d-20-0", i/200%8))
+		took.time(func() {
+			if i%2 == 0 {
+				s.SetClaim(c, "ns/w")
+			} else {
+				s.RemoveClaim(c.UID)
+			}
+			s.reindex()
+		})
+	}
+	took.report()
+}
+
 // BenchmarkOpen opens one more gate to a node to which so many pods are on their
 // way already: of one size, or some of eight sizes, whole cards among them.
 func BenchmarkOpen(b *testing.B) {

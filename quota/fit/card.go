@@ -27,6 +27,9 @@ type card struct {
 	memory, cores           int64
 	usualMemory, usualCores int64
 
+	// draws are what it takes of counters.
+	draws []draw
+
 	// shares and whole count those who have a part of it, or all.
 	shares, whole int
 	// open says that something may still be taken of it, freeMemory and freeCores
@@ -128,41 +131,102 @@ func left(d *resourceapi.Device, name resourceapi.QualifiedName, used structured
 	return max(0, rest.Value())
 }
 
-// close shuts the cards that nothing is left of because the counters of their
-// pool are used up. A card of which somebody has a share has paid already.
-func closeByCounters(cards []card, own []*resourceapi.ResourceSlice) {
-	var left map[counter]resource.Quantity
-	for i := range cards {
-		if len(cards[i].device.ConsumesCounters) == 0 || !cards[i].touched {
-			continue
-		}
-		if left == nil {
-			left = counters(own)
-		}
-		for counter, n := range consumption(&cards[i]) {
-			if q, ok := left[counter]; ok {
-				q.Sub(n)
-				left[counter] = q
-			}
-		}
-	}
-	if left == nil {
-		return
-	}
+// draw is what a card takes of one of its node's counters as soon as somebody has
+// any of it.
+type draw struct {
+	counter int
+	much    int64
+}
+
+// tally is the counters that a node's cards draw from, as if nobody had any.
+// Amounts that are no whole numbers are rounded so that a card is never thought to
+// have less than it has; exact says that there are none.
+type tally struct {
+	all   []int64
+	exact bool
+}
+
+// tallyOf numbers the counters of a node's own slices and says what each of its
+// cards draws from them.
+func tallyOf(cards []card, own []*resourceapi.ResourceSlice) tally {
+	t := tally{exact: true}
+	var totals map[counter]resource.Quantity
+	places := map[counter]int{}
 	for i := range cards {
 		c := &cards[i]
-		if c.touched {
-			for counter := range consumption(c) {
-				if q, ok := left[counter]; ok && q.Sign() < 0 {
-					c.over = true
-				}
-			}
+		if c.draws = nil; len(c.device.ConsumesCounters) == 0 {
 			continue
 		}
-		for counter, n := range consumption(c) {
-			if q, ok := left[counter]; ok && q.Cmp(n) < 0 {
+		if totals == nil {
+			totals = counters(own)
+		}
+		for name, much := range consumption(c) {
+			total, ok := totals[name]
+			if !ok {
+				t.exact = false
+				continue
+			}
+			place, known := places[name]
+			if !known {
+				place = len(t.all)
+				n, whole := total.AsInt64()
+				if !whole {
+					n, t.exact = total.Value(), false
+				}
+				places[name], t.all = place, append(t.all, n)
+			}
+			n, whole := much.AsInt64()
+			if !whole {
+				n, t.exact = max(0, much.Value()-1), false
+			}
+			c.draws = append(c.draws, draw{place, n})
+		}
+	}
+	return t
+}
+
+// left is what is left of the counters. A card of which somebody has a share has
+// paid already.
+func (t tally) left(cards []card) []int64 {
+	left := slices.Clone(t.all)
+	for i := range cards {
+		if cards[i].touched {
+			for _, d := range cards[i].draws {
+				left[d.counter] -= d.much
+			}
+		}
+	}
+	return left
+}
+
+// shut closes the cards of which nothing is left because the counters are used up.
+func (t tally) shut(v *view) {
+	if len(t.all) == 0 {
+		return
+	}
+	left := t.left(v.cards)
+	for i := range v.cards {
+		c := &v.cards[i]
+		for _, d := range c.draws {
+			switch {
+			case c.touched && left[d.counter] < 0:
+				c.over = true
+			case !c.touched && left[d.counter] < d.much:
 				c.open, c.freeMemory, c.freeCores = false, 0, 0
 			}
+		}
+	}
+}
+
+// reopen looks anew at the cards that draw from the same counters as one that has
+// changed, before shut.
+func (v *view) reopen(changed *card) {
+	for i := range v.cards {
+		c := &v.cards[i]
+		if slices.ContainsFunc(c.draws, func(d draw) bool {
+			return slices.ContainsFunc(changed.draws, func(o draw) bool { return o.counter == d.counter })
+		}) {
+			c.leave(&v.state)
 		}
 	}
 }

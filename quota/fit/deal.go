@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
 
@@ -42,11 +41,6 @@ type rest struct {
 	draws []draw
 }
 
-type draw struct {
-	counter int
-	much    int64
-}
-
 // demands are the requests of one pod.
 type demands []demand
 
@@ -73,7 +67,7 @@ const mostPlain = 3
 
 // counting is nil where numbers do not tell.
 func (s *State) counting(n *node, v *view, all []*slot) *counting {
-	if len(s.shared) > 0 || !s.sound(n) {
+	if len(s.shared) > 0 || !n.counters.exact || !s.sound(n) {
 		return nil
 	}
 	c := &counting{cards: make([]rest, 0, len(v.cards)), kinds: map[string]*demands{}, steps: mostSteps}
@@ -83,9 +77,11 @@ func (s *State) counting(n *node, v *view, all []*slot) *counting {
 		if len(d.BindingConditions) > 0 || card.shareable && len(d.Capacity) != boolInt(card.memory >= 0)+boolInt(card.cores >= 0) {
 			return nil
 		}
-		c.cards = append(c.cards, rest{open: card.open, shareable: card.shareable, touched: card.touched, memory: card.freeMemory, cores: card.freeCores})
+		c.cards = append(c.cards, rest{open: card.open, shareable: card.shareable, touched: card.touched, memory: card.freeMemory, cores: card.freeCores, draws: card.draws})
 	}
-	if !c.count(v.cards, n.slices) {
+	c.counters = n.counters.left(v.cards)
+	if slices.ContainsFunc(c.counters, func(left int64) bool { return left < 0 }) {
+		// Where more is taken than there is, nothing of the pool is given out.
 		return nil
 	}
 	for _, sl := range all {
@@ -105,43 +101,6 @@ func (s *State) counting(n *node, v *view, all []*slot) *counting {
 		c.kinds[sl.kind] = mine
 	}
 	return c
-}
-
-// count takes in the counters that cards draw from; false where numbers do not
-// tell.
-func (c *counting) count(cards []card, own []*resourceapi.ResourceSlice) bool {
-	var left map[counter]resource.Quantity
-	places := map[counter]int{}
-	for i := range cards {
-		if len(cards[i].device.ConsumesCounters) == 0 {
-			continue
-		}
-		if left == nil {
-			left = counters(own)
-		}
-		for name, much := range consumption(&cards[i]) {
-			all, ok := left[name]
-			n, exact := much.AsInt64()
-			if !ok || !exact || n < 0 {
-				return false
-			}
-			place, known := places[name]
-			if !known {
-				much, exact := all.AsInt64()
-				if !exact {
-					return false
-				}
-				place = len(c.counters)
-				places[name], c.counters = place, append(c.counters, much)
-			}
-			c.cards[i].draws = append(c.cards[i].draws, draw{place, n})
-			if c.cards[i].touched {
-				c.counters[place] -= n
-			}
-		}
-	}
-	// Where more is taken than there is, nothing of the pool is given out.
-	return !slices.ContainsFunc(c.counters, func(n int64) bool { return n < 0 })
 }
 
 // alike says that two slots ask the same.

@@ -5,7 +5,9 @@ import (
 	"strings"
 	"testing"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"pgregory.net/rapid"
 
 	"github.com/sluice-gpu/sluice/quota/engine"
 )
@@ -70,4 +72,46 @@ func TestAPodOfALargeGangTriesAFewPlacesOfTheOthersAtATime(t *testing.T) {
 			t.Errorf("the place on %s was never found: %v", on, no)
 		}
 	}
+}
+
+// Numbers place a gang where the allocator, asked for each of its pods, would.
+func TestAGangIsGivenWhatTheAllocatorGivesEachOfItsPods(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		r := draws{rt}
+		s := world(BinPack)
+		r.numbered(s)
+		addNode(s, "n2", nil, 20, 40)
+		claims := r.plainClaims()
+		if r.sometimes("not plain", 5) {
+			claims = []*resourceapi.ResourceClaim{r.claim("c")}
+		}
+		w, a := ask(s, "ns/gang", 1, -1, nil)
+		for _, c := range claims {
+			s.workloads["ns/gang"].sets[0].Claims = append(s.workloads["ns/gang"].sets[0].Claims, c.Spec)
+		}
+		known := s.workloads["ns/gang"]
+		gang, asked := s.look("ns/gang"), s.look("ns/gang")
+		q, one := s.query(w.ID, known, &known.sets[0], &a.PodSets[0], nil, gang), s.query(w.ID, known, &known.sets[0], &a.PodSets[0], nil, asked)
+		for i := range 1 + r.pick("pods", 12) {
+			one.gave = nil
+			got, no := s.placeOne(q, gang, map[string]string{})
+			want, noOne := s.placeOne(one, asked, map[string]string{})
+			if (no == nil) != (noOne == nil) {
+				rt.Fatalf("pod %d: numbers say %v, the allocator %v", i, no, noOne)
+			}
+			if no != nil {
+				break
+			}
+			if !got.takes(want) {
+				rt.Fatalf("pod %d: numbers give %v, the allocator %v", i, got.devices, want.devices)
+			}
+			for j := range got.devices {
+				if got.devices[j].Request != want.devices[j].Request || (got.devices[j].ShareID == nil) != (want.devices[j].ShareID == nil) {
+					rt.Fatalf("pod %d: numbers give %v, the allocator %v", i, got.devices[j], want.devices[j])
+				}
+			}
+			s.put(gang, got)
+			s.put(asked, want)
+		}
+	})
 }

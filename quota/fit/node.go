@@ -25,6 +25,8 @@ type node struct {
 	// nil while they are not listed.
 	slices []*resourceapi.ResourceSlice
 	cards  []card
+	// counters are those that the cards draw from.
+	counters tally
 	// selected says which cards a class selects, as far as that was asked.
 	selected map[string][]bool
 	// plain is what slots of a kind ask of each card, nil where numbers do not tell.

@@ -43,7 +43,7 @@ func (s *State) Open(id engine.WorkloadID, a *engine.PodSetAssignment, pod types
 	// Without the slot that was promised, there is at least its own room.
 	t := s.lookFor(mine)
 	q := s.query(id, w, w.set(a.Name), a, map[string]string{}, t)
-	found := s.again(mine, q, t)
+	found := s.promisedOn(mine, q, t)
 	if given && found != nil {
 		return mine.node, nil
 	}
@@ -52,7 +52,7 @@ func (s *State) Open(id engine.WorkloadID, a *engine.PodSetAssignment, pod types
 		// What is left may be promised to others of its set, who are not there yet.
 		for _, sl := range s.othersOf(w, mine, a.Name) {
 			t = s.lookFor(sl)
-			if found = s.again(sl, q, t); found == nil {
+			if found = s.promisedOn(sl, q, t); found == nil {
 				continue
 			}
 			if found, _ = s.openOn(q, t, found, sl); found != nil {
@@ -174,8 +174,8 @@ func (sl *slot) takes(other *slot) bool {
 		})
 }
 
-// again tries the promised node first.
-func (s *State) again(promised *slot, q *query, t *trial) *slot {
+// promisedOn tries the promised node first.
+func (s *State) promisedOn(promised *slot, q *query, t *trial) *slot {
 	if promised == nil {
 		return nil
 	}

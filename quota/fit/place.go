@@ -102,6 +102,9 @@ func (s *State) placeAll(id engine.WorkloadID, w *workload, a *engine.Assignment
 		shared := map[string]string{}
 		var q *query
 		for range given.Count {
+			if last := len(placed) - 1; last >= 0 {
+				s.put(t, placed[last])
+			}
 			if q == nil || len(set.Shared) > 0 {
 				q = s.query(id, w, set, given, shared, t)
 			}
@@ -116,7 +119,6 @@ func (s *State) placeAll(id engine.WorkloadID, w *workload, a *engine.Assignment
 				}
 				return nil, why
 			}
-			s.put(t, sl)
 			placed = append(placed, sl)
 		}
 	}
@@ -201,6 +203,12 @@ func (s *State) try(q *query, n *node, t *trial, why *refusals) (*slot, error) {
 	if _, known := v.refused[q.key]; known && q.key != "" {
 		return nil, nil
 	}
+	if sl, told := s.again(q, n, v); told {
+		if sl == nil {
+			v.refuse(q.key)
+		}
+		return sl, nil
+	}
 	results, err := s.allocate(q.workload, n, v.state, q.claims)
 	switch {
 	case errors.Is(err, errTooMany):
@@ -212,7 +220,9 @@ func (s *State) try(q *query, n *node, t *trial, why *refusals) (*slot, error) {
 		v.refuse(q.key)
 		return nil, nil
 	}
-	return q.slotOn(n, results), nil
+	sl := q.slotOn(n, results)
+	q.found(n, sl)
+	return sl, nil
 }
 
 // safePromise says that a place can be promised beside pods on their way, and

@@ -206,7 +206,7 @@ func (s *State) with(n *node, v *view, slots []*slot) *view {
 		}
 	}
 	if len(slots) > 0 {
-		closeByCounters(v.cards, n.slices)
+		n.counters.shut(v)
 		v.refused, v.keys = nil, keysOf(n, v.cards)
 	}
 	return v
@@ -243,6 +243,7 @@ func (s *State) held(n *node) *view {
 func (s *State) sum(n *node, without map[engine.WorkloadID]bool) *view {
 	if n.cards == nil {
 		n.cards, n.selected, n.plain = cardsOf(n.slices), nil, nil
+		n.counters = tallyOf(n.cards, n.slices)
 	}
 	v := &view{state: newAllocated(), used: corev1.ResourceList{}, cards: slices.Clone(n.cards)}
 	var seen []poolKey
@@ -264,7 +265,7 @@ func (s *State) sum(n *node, without map[engine.WorkloadID]bool) *view {
 	for i := range v.cards {
 		v.cards[i].leave(&v.state)
 	}
-	closeByCounters(v.cards, n.slices)
+	n.counters.shut(v)
 	v.keys = keysOf(n, v.cards)
 	return v
 }
@@ -401,11 +402,14 @@ func (v *view) follow(n *node, devices []device, taken bool) bool {
 		} else {
 			c = v.giveBack(d)
 		}
-		if c == nil || len(c.device.ConsumesCounters) > 0 {
+		if c == nil {
 			return false
 		}
-		c.leave(&v.state)
+		if c.leave(&v.state); len(c.draws) > 0 {
+			v.reopen(c)
+		}
 	}
+	n.counters.shut(v)
 	v.refused = nil
 	v.keys = keysOf(n, v.cards)
 	return true
