@@ -32,7 +32,7 @@ func addMIGs(s *State, name string, cards int) {
 			for i := range profile.parts {
 				slice.Spec.Devices = append(slice.Spec.Devices, resourceapi.Device{
 					Name:             fmt.Sprintf("%s-%d-%d", set, profile.gi, i),
-					Attributes:       map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"profile": {StringValue: ptr.To(profile.name)}},
+					Attributes:       map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"profile": {StringValue: ptr.To(profile.name)}, "nvlinkDomain": {StringValue: ptr.To("a")}},
 					Capacity:         map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: quantity(fmt.Sprintf("%dGi", profile.gi))}},
 					ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: set, Counters: counter(profile.slots, profile.gi)}},
 				})

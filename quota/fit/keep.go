@@ -2,8 +2,10 @@ package fit
 
 import (
 	"cmp"
+	"errors"
 	"maps"
 	"slices"
+	"sort"
 
 	"k8s.io/dynamic-resource-allocation/structured"
 
@@ -20,7 +22,8 @@ func copyOf(a *engine.Assignment) engine.Assignment {
 	return c
 }
 
-// keepTries bounds on how many nodes a place to keep is looked for.
+// keepTries bounds among how many nodes that would do the best place to keep is
+// looked for.
 const keepTries = 32
 
 // keep finds the place that is best kept free for a workload which waits for
@@ -35,18 +38,20 @@ func (s *State) keep(id engine.WorkloadID, a engine.Assignment) (engine.Placemen
 	}
 	before := slices.Clone(w.slots)
 	t := s.look(id)
+	// Of pods that ask alike, none goes where one before had no place.
+	full := map[*node]string{}
 	placed, why := s.placeAll(id, w, &a, t, func(q *query, t *trial, _ map[string]string) (*slot, *noRoom) {
 		for i, sl := range before {
 			if sl.set != q.set.Name || sl.pod != "" {
 				continue
 			}
 			before = slices.Delete(before, i, i+1)
-			if n := s.nodes[sl.node]; n != nil && q.welcome(n) == nil && q.large(n) == nil && len(n.cards) > 0 {
+			if n := s.nodes[sl.node]; n != nil && q.welcome(n) == nil && q.large(n) == nil && s.stillKept(q, n, sl, t) {
 				return sl, nil
 			}
 			break
 		}
-		if sl := s.keepOne(q, t); sl != nil {
+		if sl := s.keepOne(q, t, full); sl != nil {
 			sl.awaited = true
 			return sl, nil
 		}
@@ -58,9 +63,33 @@ func (s *State) keep(id engine.WorkloadID, a engine.Assignment) (engine.Placemen
 	return placement(placed), true
 }
 
+// stillKept says that a place would do as soon as those have gone who are on its
+// cards.
+func (s *State) stillKept(q *query, n *node, sl *slot, t *trial) bool {
+	if len(sl.devices) == 0 {
+		return true
+	}
+	v := s.view(n, t)
+	state, promised := copyState(v), s.promises(n, t)
+	for _, d := range sl.devices {
+		c := v.cardOf(d.id)
+		if c == nil {
+			if n.has(d.key) {
+				return false
+			}
+			continue
+		}
+		for _, c := range v.together(c) {
+			copyDevice(&state, &promised, c.id)
+		}
+	}
+	results, err := s.allocate(q.workload, n, state, q.claims)
+	return err == nil && results != nil
+}
+
 // keepOne finds the node that needs to lose least for one pod. Places promised
 // to others stay theirs.
-func (s *State) keepOne(q *query, t *trial) *slot {
+func (s *State) keepOne(q *query, t *trial, full map[*node]string) *slot {
 	var best *slot
 	var least int64
 	tried := 0
@@ -68,49 +97,130 @@ func (s *State) keepOne(q *query, t *trial) *slot {
 		if tried == keepTries {
 			break
 		}
-		if q.fixed != "" && q.fixed != n.name || q.welcome(n) != nil || q.large(n) != nil || q.busyPlugin(n) != nil {
+		if q.fixed != "" && q.fixed != n.name || q.welcome(n) != nil || q.large(n) != nil || q.busyPlugin(n) != nil || !s.couldServe(q, n) {
 			continue
 		}
-		tried++
-		if sl, lost := s.clear(q, n, t); sl != nil && (best == nil || lost < least) {
+		if key, ok := full[n]; ok && key == q.key {
+			continue
+		}
+		sl, lost := s.clear(q, n, t)
+		if sl == nil {
+			full[n] = q.key
+			continue
+		}
+		if tried++; best == nil || lost < least {
 			best, least = sl, lost
 		}
 	}
 	return best
 }
 
+// couldServe says whether a node could serve a pod if nobody else were there. It is
+// remembered until the node's devices change.
+func (s *State) couldServe(q *query, n *node) bool {
+	if len(q.claims) == 0 {
+		return true
+	}
+	if could, known := n.could[q.key]; known && q.key != "" && len(s.shared) == 0 {
+		return could
+	}
+	results, err := s.allocate(q.workload, n, newAllocated(), q.claims)
+	could := err == nil && results != nil
+	if errors.Is(err, errTooMany) {
+		return false
+	}
+	if n.could == nil || len(n.could) >= mostKnown {
+		n.could = map[string]bool{}
+	}
+	n.could[q.key] = could
+	return could
+}
+
 // clear finds the fewest cards of a node that have to become empty for a pod to
-// fit, the emptiest first, and how much is in use of them.
+// fit, the emptiest first, and how much is in use of them. Cards that draw from
+// the same counters are one.
 func (s *State) clear(q *query, n *node, t *trial) (*slot, int64) {
 	v := s.view(n, t)
 	promised := s.promises(n, t)
-	order := make([]*card, len(v.cards))
+	type group struct {
+		cards []*card
+		inUse int64
+	}
+	var order []group
+	seen := map[*card]bool{}
 	for i := range v.cards {
-		order[i] = &v.cards[i]
-	}
-	inUse := func(c *card) int64 { return max(0, c.memory) - c.freeMemory }
-	slices.SortStableFunc(order, func(a, b *card) int { return cmp.Compare(inUse(a), inUse(b)) })
-	state := newAllocated()
-	for _, c := range order {
-		copyDevice(&state, &v.state, c.id)
-	}
-	lost := int64(0)
-	for _, c := range order {
-		if !c.touched {
+		if seen[&v.cards[i]] {
 			continue
 		}
-		// As if it held nothing but what is promised of it.
-		copyDevice(&state, &promised, c.id)
-		lost += inUse(c)
-		results, err := s.allocate(q.workload, n, state, q.claims)
-		if err != nil {
-			return nil, 0
+		g := group{cards: v.together(&v.cards[i])}
+		touched := false
+		for _, c := range g.cards {
+			seen[c], touched = true, touched || c.touched
+			if c.touched {
+				g.inUse += max(0, c.memory) - c.freeMemory
+			}
 		}
-		if results != nil {
-			return q.slotOn(n, results), lost
+		if touched {
+			order = append(order, g)
 		}
 	}
-	return nil, 0
+	slices.SortStableFunc(order, func(a, b group) int { return cmp.Compare(a.inUse, b.inUse) })
+	// As if so many of them held nothing but what is promised of them.
+	without := func(k int) *slot {
+		state := copyState(v)
+		for _, g := range order[:k] {
+			for _, c := range g.cards {
+				copyDevice(&state, &promised, c.id)
+			}
+		}
+		results, err := s.allocate(q.workload, n, state, q.claims)
+		if err != nil || results == nil {
+			return nil
+		}
+		return q.slotOn(n, results)
+	}
+	found := without(len(order))
+	if found == nil {
+		return nil, 0
+	}
+	need := sort.Search(len(order), func(k int) bool {
+		sl := without(k)
+		if sl != nil {
+			found = sl
+		}
+		return sl != nil
+	})
+	lost := int64(0)
+	for _, g := range order[:need] {
+		lost += g.inUse
+	}
+	return found, lost
+}
+
+// together are the cards that draw from the counters that a card draws from, or
+// the card alone.
+func (v *view) together(c *card) []*card {
+	if len(c.draws) == 0 {
+		return []*card{c}
+	}
+	var all []*card
+	for i := range v.cards {
+		if o := &v.cards[i]; slices.ContainsFunc(o.draws, func(d draw) bool {
+			return slices.ContainsFunc(c.draws, func(mine draw) bool { return mine.counter == d.counter })
+		}) {
+			all = append(all, o)
+		}
+	}
+	return all
+}
+
+// copyState is what is taken of the cards of a view, to be changed by copyDevice.
+func copyState(v *view) structured.AllocatedState {
+	return structured.AllocatedState{
+		AllocatedDevices:         maps.Clone(v.state.AllocatedDevices),
+		AllocatedSharedDeviceIDs: maps.Clone(v.state.AllocatedSharedDeviceIDs),
+		AggregatedCapacity:       maps.Clone(v.state.AggregatedCapacity),
+	}
 }
 
 // promises is what is promised of the cards of a node, without what claims hold.

@@ -232,7 +232,8 @@ func (s *State) safePromise(n *node, sl *slot, t *trial) bool {
 		return true
 	}
 	l := s.lineOf(n, t)
-	if len(l.awaited) > 0 && !s.safe(n, line{flight: []*slot{sl}, awaited: l.awaited}, t.without) {
+	// Those promised room there come as well, each as soon as it may.
+	if come := slices.Concat(l.flight, l.promised, []*slot{sl}); len(l.awaited) > 0 && !s.safe(n, line{flight: come, awaited: l.awaited}, t.without) {
 		return false
 	}
 	if len(l.flight) == 0 {

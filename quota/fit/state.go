@@ -162,7 +162,7 @@ func (s *State) tidy(n *node) {
 
 // touch says that what is left of a node is to be computed anew.
 func (s *State) touch(n *node) {
-	n.base, n.held = nil, nil
+	n.base, n.held, n.could = nil, nil, nil
 	s.mark(n)
 }
 
@@ -196,7 +196,7 @@ func (s *State) RemoveClass(name string) {
 func (s *State) classesChanged() {
 	s.freed = true
 	for _, n := range s.nodes {
-		n.selected, n.plain = nil, nil
+		n.selected, n.plain, n.could = nil, nil, nil
 	}
 	s.touchAll()
 }

@@ -242,7 +242,7 @@ func (s *State) held(n *node) *view {
 // counts on every node that can use it.
 func (s *State) sum(n *node, without map[engine.WorkloadID]bool) *view {
 	if n.cards == nil {
-		n.cards, n.selected, n.plain = cardsOf(n.slices), nil, nil
+		n.cards, n.selected, n.plain, n.could = cardsOf(n.slices), nil, nil, nil
 		n.counters = tallyOf(n.cards, n.slices)
 	}
 	v := &view{state: newAllocated(), used: corev1.ResourceList{}, cards: slices.Clone(n.cards)}
