@@ -234,7 +234,8 @@ func overlaps(a, b []FlavorName) bool {
 }
 
 // keepHoles reserves a place for those that have waited for room too long, one in
-// each queue: a place kept is room that nobody uses.
+// each queue: a place kept is room that nobody uses. It is for whom the queue would
+// serve first: one of a lower priority leaves it.
 func (e *Engine) keepHoles(fit Fit) {
 	if fit == nil || len(e.roomLine) == 0 {
 		return
@@ -246,20 +247,46 @@ func (e *Engine) keepHoles(fit Fit) {
 			continue
 		}
 		line = append(line, w)
-		if w.kept || w.class.queue.keeps > 0 || w.roomSince+instant(e.opts.holeAfter) > e.now {
+		if w.kept || w.class.room.Keep == nil || w.roomSince+instant(e.opts.holeAfter) > e.now {
 			continue
 		}
-		if find := w.class.room.Keep; find != nil {
-			if p, ok := find(); ok {
-				w.kept = true
-				w.class.queue.keeps++
-				w.keptBy = w.class.queue
-				fit.Take(w.id, p)
+		var lower *work
+		if w.class.queue.keeps > 0 {
+			if lower = e.keptBelow(w); lower == nil {
+				continue
 			}
+			e.unkeepFor(lower)
+		}
+		if !e.keep(w, fit) && lower != nil {
+			e.keep(lower, fit)
 		}
 	}
 	clear(e.roomLine[len(line):])
 	e.roomLine = line
+}
+
+// keep reserves a place for a workload that waits for room, if there is one.
+func (e *Engine) keep(w *work, fit Fit) bool {
+	p, ok := w.class.room.Keep()
+	if !ok {
+		return false
+	}
+	w.kept = true
+	w.class.queue.keeps++
+	w.keptBy = w.class.queue
+	fit.Take(w.id, p)
+	return true
+}
+
+// keptBelow is the workload of the same queue and a lower priority for which a place
+// is kept, nil if there is none.
+func (e *Engine) keptBelow(w *work) *work {
+	for _, o := range e.roomLine {
+		if o.kept && o.keptBy == w.class.queue && o.priority < w.priority && o.awaitsRoom(e) && o.class.room.Keep != nil {
+			return o
+		}
+	}
+	return nil
 }
 
 // keepStill moves a kept place that would not do any more.
@@ -303,7 +330,8 @@ func (e *Engine) nextRoomTick() instant {
 	next := instant(0)
 	for _, w := range e.roomLine {
 		due := w.roomSince + instant(e.opts.holeAfter)
-		if w.awaitsRoom(e) && !w.kept && w.class.queue.keeps == 0 && (next == 0 || due < next) {
+		may := w.awaitsRoom(e) && !w.kept && (w.class.queue.keeps == 0 || due > e.now && e.keptBelow(w) != nil)
+		if may && (next == 0 || due < next) {
 			next = due
 		}
 	}
