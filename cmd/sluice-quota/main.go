@@ -89,7 +89,7 @@ func run(o options) error {
 	options := ctrl.Options{
 		Scheme:                        controller.Scheme(),
 		Logger:                        logger,
-		Cache:                         controller.CacheOptions(),
+		NewCache:                      controller.NewCache,
 		Metrics:                       metricsserver.Options{BindAddress: o.metrics},
 		HealthProbeBindAddress:        o.health,
 		LeaderElection:                o.leaderElect,

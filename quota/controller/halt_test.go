@@ -49,7 +49,7 @@ func (w *world) managerLease(t *testing.T) *coordinationv1.Lease {
 func (w *world) setup(t *testing.T, configuration string) error {
 	t.Helper()
 	mgr, err := ctrl.NewManager(w.As(account, "system:serviceaccounts", "system:serviceaccounts:sluice-system"), ctrl.Options{
-		Scheme: controller.Scheme(), Cache: controller.CacheOptions(), Metrics: metricsserver.Options{BindAddress: "0"},
+		Scheme: controller.Scheme(), NewCache: controller.NewCache, Metrics: metricsserver.Options{BindAddress: "0"},
 		Controller: crconfig.Controller{SkipNameValidation: ptr.To(true)},
 	})
 	if err != nil {

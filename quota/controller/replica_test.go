@@ -64,8 +64,8 @@ func replicaMain(orders string) error {
 	seen := &requests{}
 	seen.watch(api)
 	options := ctrl.Options{
-		Scheme: controller.Scheme(),
-		Cache:  controller.CacheOptions(),
+		Scheme:   controller.Scheme(),
+		NewCache: controller.NewCache,
 		Metrics: metricsserver.Options{BindAddress: o.Metrics, ExtraHandlers: map[string]http.Handler{
 			"/requests": seen, "/cpu": &cpuProfile{}, "/allocations": http.HandlerFunc(allocations),
 		}},

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -32,6 +33,7 @@ import (
 	"github.com/sluice-gpu/sluice/quota/beside"
 	"github.com/sluice-gpu/sluice/quota/config"
 	"github.com/sluice-gpu/sluice/quota/engine"
+	"github.com/sluice-gpu/sluice/quota/internal/wire"
 	"github.com/sluice-gpu/sluice/quota/jobs"
 )
 
@@ -43,16 +45,21 @@ func Scheme() *runtime.Scheme {
 	return s
 }
 
-// CacheOptions keep the caches small: what nobody here reads is dropped.
-func CacheOptions() cache.Options {
-	return cache.Options{
-		DefaultTransform: cache.TransformStripManagedFields(),
-		ByObject: map[client.Object]cache.ByObject{
-			// Of all Leases, those of nodes among them, only one kind is of interest.
-			&coordinationv1.Lease{}: {Field: fields.OneTermEqualSelector("metadata.name", beside.LeaseName)},
-			&kueue.Workload{}:       {Transform: openWorkload},
-		},
+// NewCache is the cache that the manager has to have. It is small, as what nobody
+// here reads is dropped, and takes in Workloads in the cheapest way.
+func NewCache(cfg *rest.Config, o cache.Options) (cache.Cache, error) {
+	direct, err := wire.New(cfg, o.HTTPClient, o.Scheme)
+	if err != nil {
+		return nil, err
 	}
+	o.NewInformer = direct.NewInformer
+	o.DefaultTransform = cache.TransformStripManagedFields()
+	o.ByObject = map[client.Object]cache.ByObject{
+		// Of all Leases, those of nodes among them, only one kind is of interest.
+		&coordinationv1.Lease{}: {Field: fields.OneTermEqualSelector("metadata.name", beside.LeaseName)},
+		&kueue.Workload{}:       {Transform: openWorkload},
+	}
+	return cache.New(cfg, o)
 }
 
 // Controller is the quota controller, set up on a manager.
@@ -126,7 +133,11 @@ func Setup(ctx context.Context, mgr ctrl.Manager, cfg *config.QuotaConfiguration
 	if err := c.mayStart(ctx, mgr.GetAPIReader(), mgr.GetRESTMapper()); err != nil {
 		return nil, err
 	}
-	api, live := mgr.GetClient(), mgr.GetAPIReader()
+	direct, err := wire.New(mgr.GetConfig(), mgr.GetHTTPClient(), mgr.GetScheme())
+	if err != nil {
+		return nil, err
+	}
+	api, live := direct.Client(mgr.GetClient()), direct.Reader(mgr.GetAPIReader())
 	if c.beside {
 		api, live = beside.NewClient(api), beside.NewReader(live)
 	}

@@ -209,7 +209,7 @@ func (w *world) startWith(t *testing.T, configuration string, changes ...func(*r
 	}
 	mgr, err := ctrl.NewManager(connection, ctrl.Options{
 		Scheme:     controller.Scheme(),
-		Cache:      controller.CacheOptions(),
+		NewCache:   controller.NewCache,
 		Metrics:    metricsserver.Options{BindAddress: "0"},
 		Controller: crconfig.Controller{SkipNameValidation: ptr.To(true)},
 	})
