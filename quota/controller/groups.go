@@ -122,6 +122,8 @@ func (r *groupReconciler) one(ctx context.Context, namespace string, g *group) e
 	key := types.NamespacedName{Namespace: namespace, Name: g.workload()}
 	wl := r.existing(ctx, key)
 	switch {
+	case wl == nil && slices.ContainsFunc(g.live, func(p *corev1.Pod) bool { return r.doubly(p) }):
+		r.event(g.live[0], corev1.EventTypeWarning, "NotGoverned", "Not admitted: %s", errDoubly)
 	case wl == nil || wl.Status.Admission == nil && !conditionTrue(wl, kueue.WorkloadFinished):
 		return r.gather(ctx, key, g, wl)
 	case conditionTrue(wl, kueue.WorkloadFinished):

@@ -50,6 +50,10 @@ func (r *jobReconciler) Reconcile(ctx context.Context, req jobRequest) (ctrl.Res
 	if job.GetDeletionTimestamp() != nil || job.GetUID() != fact.uid {
 		return ctrl.Result{}, nil
 	}
+	if old == nil && r.doubly(job) {
+		r.event(job, corev1.EventTypeWarning, "NotGoverned", "Not admitted: %s", errDoubly)
+		return ctrl.Result{}, nil
+	}
 	if old == nil {
 		if coming, err := r.parentComing(ctx, job); coming || err != nil {
 			return ctrl.Result{RequeueAfter: recheck}, err

@@ -50,6 +50,15 @@ func (c *core) queueLabel() string {
 	return QueueLabel
 }
 
+// errDoubly says why an object is left to Kueue.
+var errDoubly = fmt.Errorf("it names a queue of Kueue's integrations by label %s and one here by %s, and only one can start it: make it again with one of the labels", QueueLabel, BesideQueueLabel)
+
+// doubly says whether an object is to be governed by Kueue's integrations, too. The
+// webhook takes their label off, so it was not asked.
+func (c *core) doubly(o client.Object) bool {
+	return c.beside && o.GetLabels()[QueueLabel] != "" && o.GetLabels()[BesideQueueLabel] != ""
+}
+
 // chargesFor prices a Workload in what its ClusterQueue counts, by pod set. Of
 // several flavors that could serve it the dearest decides: which one Kueue will
 // choose is not known.

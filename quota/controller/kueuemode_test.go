@@ -181,6 +181,13 @@ func TestBesideKueueItAdmitsWhatCardsHaveRoomFor(t *testing.T) {
 		}
 	}
 
+	// Both labels, and no webhook that would take one off: Kueue's word alone counts,
+	// and gives no device.
+	both := w.besideJob("both", "queue-cpu", "part")
+	both.Labels[controller.QueueLabel] = "queue-cpu"
+	w.create(t, both)
+	w.queueSays(t, "both", "NotGoverned", "only one can start it")
+
 	// Room: the one that waited for it runs, though nobody touched it.
 	w.end(t, first)
 	w.bound(t, "third")

@@ -130,7 +130,7 @@ func (c *core) findRoom(came bool) {
 	})
 	for _, w := range asking {
 		before := w.roomless
-		w.roomless = cmp.Or(c.unpaid(w.object), topologyOf(w.object))
+		w.roomless = cmp.Or(c.unpaid(w.object), topologyOf(w.object), c.sentAway(w.object))
 		if w.roomless == "" && !c.growing(w.object) {
 			w.roomless = c.findPlace(w, before)
 		}
@@ -358,6 +358,18 @@ func topologyOf(wl *kueue.Workload) string {
 	for i := range wl.Status.Admission.PodSetAssignments {
 		if given := &wl.Status.Admission.PodSetAssignments[i]; given.TopologyAssignment != nil {
 			return fmt.Sprintf("Kueue chose %s for pod set %q, and pods with devices go where cards have room: name a flavor without topologyName", strings.Join(given.TopologyAssignment.Levels, ", "), given.Name)
+		}
+	}
+	return ""
+}
+
+// sentAway says that Kueue is to send a workload to another cluster, "" if not:
+// whether cards of this one have room says nothing of those.
+func (c *core) sentAway(wl *kueue.Workload) string {
+	for i := range wl.Status.AdmissionChecks {
+		name := string(wl.Status.AdmissionChecks[i].Name)
+		if check := c.checks[name]; check != nil && check.Spec.ControllerName == kueue.MultiKueueControllerName {
+			return fmt.Sprintf("ClusterQueue %s sends what it admits to other clusters (AdmissionCheck %s), and its cards are here: use a queue without that check", wl.Status.Admission.ClusterQueue, name)
 		}
 	}
 	return ""

@@ -310,15 +310,25 @@ func TestBesideKueueWhatWasAdmittedAndCannotBeginIsNoticed(t *testing.T) {
 	}
 }
 
-func TestBesideKueueRacksThatKueueChoseAreNotHeeded(t *testing.T) {
-	s := besideStage(t, 1)
-	wl := s.asks(s.workload("asks", 1, false), kueue.CheckStateReady)
-	s.changed(wl, func(wl *kueue.Workload) {
-		wl.Status.AdmissionChecks[0].State = kueue.CheckStatePending
-		wl.Status.Admission.PodSetAssignments[0].TopologyAssignment = &kueue.TopologyAssignment{Levels: []string{"rack"}}
-	})
-	s.decide()
-	if w := s.work("asks"); w.placed || !strings.Contains(w.roomless, "without topologyName") {
-		t.Errorf("placed %v, %q", w.placed, w.roomless)
+func TestBesideKueueQuotaOfRacksAndOfOtherClustersIsRefusedWithTheReason(t *testing.T) {
+	for says, how := range map[string]func(*kueue.Workload){
+		"without topologyName": func(wl *kueue.Workload) {
+			wl.Status.Admission.PodSetAssignments[0].TopologyAssignment = &kueue.TopologyAssignment{Levels: []string{"rack"}}
+		},
+		"AdmissionCheck elsewhere": func(wl *kueue.Workload) {
+			wl.Status.AdmissionChecks = append(wl.Status.AdmissionChecks, kueue.AdmissionCheckState{Name: "elsewhere", State: kueue.CheckStatePending})
+		},
+	} {
+		s := besideStage(t, 1)
+		s.saw(&kueue.AdmissionCheck{ObjectMeta: metav1.ObjectMeta{Name: "elsewhere"}, Spec: kueue.AdmissionCheckSpec{ControllerName: kueue.MultiKueueControllerName}})
+		wl := s.asks(s.workload("asks", 1, false), kueue.CheckStateReady)
+		s.changed(wl, func(wl *kueue.Workload) {
+			wl.Status.AdmissionChecks[0].State = kueue.CheckStatePending
+			how(wl)
+		})
+		s.decide()
+		if w := s.work("asks"); w.placed || !strings.Contains(w.roomless, says) {
+			t.Errorf("placed %v, %q, want %q", w.placed, w.roomless, says)
+		}
 	}
 }

@@ -177,6 +177,10 @@ func (r *podReconciler) workloadOf(ctx context.Context, pod *corev1.Pod, m membe
 	if wl := r.own(ctx, pod); wl != nil && (wl.Status.Admission != nil || !HasGate(pod) || ended(pod)) {
 		return wl, nil
 	}
+	if r.doubly(pod) {
+		r.event(pod, corev1.EventTypeWarning, "NotGoverned", "Not admitted: %s", errDoubly)
+		return nil, nil
+	}
 	// Gates, flavors and the node are what admission adds; the rest is the pod's.
 	spec := *pod.Spec.DeepCopy()
 	spec.SchedulingGates, spec.NodeName = nil, ""

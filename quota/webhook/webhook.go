@@ -80,8 +80,8 @@ type Backend interface {
 // Handlers are the webhook's handlers by path.
 func Handlers(backend Backend, schedulerUsers []string) map[string]http.Handler {
 	all := map[string]admission.HandlerFunc{
-		PodPath:   queueing(backend, translating(backend, gatePods(backend))),
-		JobPath:   queueing(backend, suspendJobs(backend)),
+		PodPath:   queueing(backend, apart(backend, translating(backend, gatePods(backend)))),
+		JobPath:   queueing(backend, apart(backend, suspendJobs(backend))),
 		ClaimPath: claims(backend, schedulerUsers),
 		ScalePath: labelPods(backend),
 		CheckPath: queueing(backend, validate(backend)),
