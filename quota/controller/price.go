@@ -100,10 +100,13 @@ func (c *core) podSet(wl *kueue.Workload, set *kueue.PodSet) (engine.PodSet, fit
 		if claim == nil {
 			return to, place, fmt.Errorf("ResourceClaim %q does not exist in namespace %s", *ref.ResourceClaimName, wl.Namespace)
 		}
-		place.Shared = append(place.Shared, claim)
 		// A claim by name is a workload of its own, charged once for all pods.
-		if claimWorkload(claim) == workloadID(wl.Namespace, wl.Name) {
+		mine := claimWorkload(claim) == workloadID(wl.Namespace, wl.Name)
+		if mine {
 			own = append(own, claim.Spec.Devices)
+		}
+		if mine || !c.placedLater(claim) {
+			place.Shared = append(place.Shared, claim)
 		}
 	}
 	if spec.NodeName != "" && len(own) > 0 {

@@ -4,6 +4,7 @@ import (
 	"maps"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -61,6 +62,22 @@ func (c *core) withShared(namespace string, spec *corev1.PodSpec) *corev1.PodSpe
 		spec.Tolerations = jobs.AddTolerations(spec.Tolerations, f.Spec.Tolerations)
 	}
 	return spec
+}
+
+// placedLater says whether a claim by name gets its place when it is admitted, which
+// it is not yet: only then its flavor is known. A pod that has room before takes none
+// for the claim, where its flavor may not have any. The pod's gate stays closed until
+// the claim has its ticket, and then the pod goes where the claim is.
+func (c *core) placedLater(claim *resourceapi.ResourceClaim) bool {
+	id := claimWorkload(claim)
+	if id == "" || claim.Status.Allocation != nil || !c.costs(&claim.Spec.Devices) {
+		return false
+	}
+	if w := c.works[id]; w != nil && w.object != nil {
+		_, run := admitted(w.object)
+		return !run
+	}
+	return true
 }
 
 // refit tells fit of a workload that uses claims by name what its pods need by

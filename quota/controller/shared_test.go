@@ -2,6 +2,7 @@ package controller_test
 
 import (
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -30,5 +31,29 @@ func TestPodsOfASharedClaimGoWhereItsFlavorIs(t *testing.T) {
 	w.create(t, gated(withClaim(pod("late", "queue-q"), "shared")))
 	w.bound(t, "early")
 	w.bound(t, "late")
+	w.usage(t, queue, "nvidia.com/gpu-memory=30Gi")
+}
+
+// A pod that is admitted before the claim which it shares does not put the claim on a
+// node of another flavor, where it would wait without end.
+func TestAPodDoesNotDecideWhereTheClaimItSharesGoes(t *testing.T) {
+	w := newWorld(t)
+	w.node(t, "a", 1, "80Gi", "", map[string]string{"zone": "a"})
+	// Of all nodes this one has the hole that fits best.
+	w.node(t, "b", 1, "30Gi", "", map[string]string{"zone": "b"})
+	a, b := w.flavor(t, "a", map[string]string{"zone": "a"}), w.flavor(t, "b", map[string]string{"zone": "b"})
+	w.queue(t, "pods", b, "nvidia.com/gpu-memory=0")
+	w.start(t)
+	claim := w.claim("shared", "30Gi")
+	claim.Labels = map[string]string{controller.QueueLabel: "queue-claims"}
+	w.create(t, claim)
+	p := gated(withClaim(pod("p", "queue-pods"), "shared"))
+	w.create(t, p)
+	w.becomes(t, p, "is admitted", holdsQuota)
+	holds(t, time.Second, "no quota for the claim", w.unbound("p"))
+	queue := w.queue(t, "claims", a, "nvidia.com/gpu-memory=30Gi")
+	if on := w.bound(t, "p").Spec.NodeName; on != w.ns+"-a" {
+		t.Errorf("the pod is on %s", on)
+	}
 	w.usage(t, queue, "nvidia.com/gpu-memory=30Gi")
 }
