@@ -110,6 +110,7 @@ func (c *core) afford(wl *kueue.Workload, a *kueue.Admission, set string, ask cl
 	all := amounts(others.Add(price))
 	for _, r := range devices {
 		if total, bounded := c.total(a, r); bounded && all[r] > total {
+			c.awaits(workloadID(wl.Namespace, wl.Name), ask.slot)
 			return price, &overError{passing: true, text: fmt.Sprintf(
 				"Workload %s was admitted with %s %s in all, and with this pod its tickets would be for %s: it waits until claims of its other pods are released",
 				wl.Name, engine.FormatAmount(r, total), r, engine.FormatAmount(r, all[r]))}

@@ -112,8 +112,10 @@ type core struct {
 	tell    func(engine.WorkloadID)
 	tellJob func(jobRequest)
 	tellPod func(types.NamespacedName)
-	// roomless are pods that found no room when their gate was to open.
+	// roomless are pods that found no room when their gate was to open, awaiting
+	// those that wait for others of their workload.
 	roomless map[types.NamespacedName]struct{}
+	awaiting map[engine.WorkloadID]map[types.NamespacedName]struct{}
 	// comingDue says that pods on their way to a place are to be looked at again,
 	// comingAt when that was done last.
 	comingDue bool
@@ -230,6 +232,7 @@ func newCore(c *config.QuotaConfiguration) *core {
 		promises:    map[engine.WorkloadID]map[types.UID]struct{}{},
 		generations: map[types.UID]int64{},
 		roomless:    map[types.NamespacedName]struct{}{},
+		awaiting:    map[engine.WorkloadID]map[types.NamespacedName]struct{}{},
 		locals:      map[types.NamespacedName]*kueue.LocalQueue{},
 	}
 }

@@ -93,7 +93,9 @@ func (c *core) decide() []engine.Decision {
 	}
 	// Those that wait because an equal one does get no decision of their own.
 	for _, id := range asked {
-		c.tell(id)
+		if w := c.works[id]; w != nil && w.object != nil && w.object.Status.Admission == nil {
+			c.tell(id)
+		}
 	}
 	return decisions
 }

@@ -302,6 +302,7 @@ func (c *core) forget(id engine.WorkloadID) {
 	if w := c.works[id]; w != nil {
 		c.noteAsk(w, w.object, nil)
 	}
+	delete(c.awaiting, id)
 	delete(c.works, id)
 	c.counts.set(id, nil)
 	delete(c.dirty, id)
@@ -413,6 +414,7 @@ func (c *core) sawPod(o *corev1.Pod) {
 	if f := c.pods[o.UID]; old != nil && f.ended && !old.ended {
 		c.room = true
 		c.replaced(f)
+		c.gaveWay(f.workload)
 	}
 }
 
@@ -488,6 +490,7 @@ func (c *core) lostPod(uid types.UID) {
 	c.room = true
 	if f.workload != "" {
 		c.replaced(f)
+		c.gaveWay(f.workload)
 		c.tell(f.workload)
 	}
 }
@@ -528,11 +531,14 @@ func (c *core) sawClaim(o *resourceapi.ResourceClaim) {
 		c.lostClaim(old)
 		old = nil
 	}
-	if old != nil {
+	id := chargedTo(o)
+	if old != nil && chargedTo(old) != "" {
 		c.uncharge(chargedTo(old), old.UID)
+		if chargedTo(old) != id {
+			c.gaveWay(chargedTo(old))
+		}
 	}
 	c.claims[name] = o
-	id := chargedTo(o)
 	if id != "" {
 		if c.charges[id] == nil {
 			c.charges[id] = map[types.UID]types.NamespacedName{}
@@ -613,6 +619,7 @@ func (c *core) lostClaim(o *resourceapi.ResourceClaim) {
 	}
 	c.room = true
 	if id := chargedTo(o); id != "" {
+		c.gaveWay(id)
 		c.tell(id)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/sluice-gpu/sluice/quota/engine"
 	"github.com/sluice-gpu/sluice/quota/jobs"
@@ -87,4 +88,10 @@ func claimWorkload(c *resourceapi.ResourceClaim) engine.WorkloadID {
 		}
 	}
 	return workloadID(c.Namespace, workloadName("ResourceClaim", c.Name, c.UID))
+}
+
+// isNamed says whether an object is a claim that several pods may share.
+func isNamed(o client.Object) bool {
+	claim, ok := o.(*resourceapi.ResourceClaim)
+	return ok && claimWorkload(claim) != ""
 }

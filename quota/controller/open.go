@@ -80,7 +80,12 @@ func (r *podReconciler) open(ctx context.Context, pod *corev1.Pod, wl *kueue.Wor
 		if err != nil {
 			return err
 		}
-		if err := r.client.Status().Patch(ctx, pod.DeepCopy(), client.RawPatch(types.MergePatchType, patch), client.FieldOwner(FieldOwner)); err != nil {
+		// The answer is of no use, so it is asked for in short.
+		answer := &metav1.PartialObjectMetadata{
+			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+			ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name},
+		}
+		if err := r.client.Status().Patch(ctx, answer, client.RawPatch(types.MergePatchType, patch), client.FieldOwner(FieldOwner)); err != nil {
 			return err
 		}
 	}
@@ -305,6 +310,7 @@ func (r *podReconciler) placePod(pod *corev1.Pod, wl *kueue.Workload, a *kueue.A
 		return "", errWait
 	}
 	if !r.entitled(id, wl, set, pod.UID, given.Count) {
+		r.awaits(id, pod.UID)
 		return "", errWait
 	}
 	r.refit(id)

@@ -73,7 +73,7 @@ func (r *reasons) say(ctx context.Context, id engine.WorkloadID) {
 	if why.State != engine.Pending && why.State != engine.Promised || why.Reason == engine.NotYetTried {
 		return
 	}
-	wl := v.object.DeepCopy()
+	wl := copyStatus(v.object)
 	message := why.String()
 	reason := string(why.Reason)
 	if reason == "" {

@@ -22,10 +22,12 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
@@ -209,7 +211,7 @@ func Setup(ctx context.Context, mgr ctrl.Manager, cfg *config.QuotaConfiguration
 		return nil, fmt.Errorf("pod controller: %w", err)
 	}
 	err = ctrl.NewControllerManagedBy(mgr).Named("claim").WithOptions(opts).
-		For(&resourceapi.ResourceClaim{}).
+		For(&resourceapi.ResourceClaim{}, builder.WithPredicates(predicate.NewPredicateFuncs(isNamed))).
 		Watches(&kueue.Workload{}, handler.EnqueueRequestsFromMapFunc(ownerOf(resourceapi.SchemeGroupVersion.String(), "ResourceClaim"))).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(claimsOfPod)).
 		Complete(&claimReconciler{sources: s, live: live})

@@ -153,7 +153,7 @@ func (r *workloads) evict(ctx context.Context, wl *kueue.Workload, v lifecycle.V
 // wait keeps the status of a Workload that holds nothing up to date.
 func (r *workloads) wait(ctx context.Context, wl *kueue.Workload, id engine.WorkloadID) (ctrl.Result, error) {
 	now := r.now()
-	wl = wl.DeepCopy()
+	wl = copyStatus(wl)
 	changed, again := lifecycle.Waiting(wl, now)
 	if changed {
 		return ctrl.Result{}, r.write(ctx, wl)

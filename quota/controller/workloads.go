@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -261,7 +262,8 @@ func (r *workloads) unprotect(ctx context.Context, wl *kueue.Workload) error {
 // admit reserves quota in the Workload's status. No gate is opened and no
 // ticket is written before this is in the API.
 func (r *workloads) admit(ctx context.Context, wl *kueue.Workload, d *engine.Admit) error {
-	wl = wl.DeepCopy()
+	wl = copyStatus(wl)
+	wl.Finalizers = slices.Clone(wl.Finalizers)
 	// First of all: there is no moment at which quota is held and the object can
 	// be gone.
 	err := r.protect(ctx, wl)
@@ -376,8 +378,16 @@ func (r *workloads) write(ctx context.Context, wl *kueue.Workload) error {
 	if err := r.client.Status().Update(ctx, wl, client.FieldOwner(FieldOwner)); err != nil {
 		return err
 	}
-	r.saw(wl.DeepCopy())
+	r.saw(copyStatus(wl))
 	return nil
+}
+
+// copyStatus copies a Workload of which only the status will be changed. All else
+// belongs to the original as well.
+func copyStatus(wl *kueue.Workload) *kueue.Workload {
+	out := *wl
+	wl.Status.DeepCopyInto(&out.Status)
+	return &out
 }
 
 // writeTime bounds a write that is seen through.
