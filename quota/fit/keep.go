@@ -38,6 +38,12 @@ func (s *State) keep(id engine.WorkloadID, a engine.Assignment) (engine.Placemen
 	}
 	before := slices.Clone(w.slots)
 	t := s.look(id)
+	t.before = 0
+	rank := w.kept
+	if rank == 0 {
+		s.keeps++
+		rank = s.keeps
+	}
 	// Of pods that ask alike, none goes where one before had no place.
 	full := map[*node]string{}
 	placed, why := s.placeAll(id, w, &a, t, func(q *query, t *trial, _ map[string]string) (*slot, *noRoom) {
@@ -52,7 +58,7 @@ func (s *State) keep(id engine.WorkloadID, a engine.Assignment) (engine.Placemen
 			break
 		}
 		if sl := s.keepOne(q, t, full); sl != nil {
-			sl.awaited = true
+			sl.awaited, sl.kept = true, rank
 			return sl, nil
 		}
 		return nil, &noRoom{}
@@ -61,6 +67,55 @@ func (s *State) keep(id engine.WorkloadID, a engine.Assignment) (engine.Placemen
 		return engine.Placement{}, false
 	}
 	return placement(placed), true
+}
+
+// Places that are kept can be in each other's way: two cards are kept for one, the
+// card between them for another, and the scheduler, which gives the first that are
+// free, would give either the other's. Each would wait for the other for good. So
+// whoever was first does not wait for places that are kept for those after him, nor
+// do those for whom others were asked to leave; who is in their way is given another
+// place when he is looked at next.
+
+// outranks is the rank from which on kept places are not in the way of a workload, 0
+// if all are.
+func (w *workload) outranks() int64 {
+	switch {
+	case w.kept > 0:
+		return w.kept + 1
+	case slices.ContainsFunc(w.slots, func(sl *slot) bool { return sl.awaited }):
+		return 1
+	}
+	return 0
+}
+
+// displaceKept gives up the kept places, of some rank on, that are in the way of
+// others, the last first.
+func (s *State) displaceKept(placed []*slot, before int64) {
+	for _, sl := range placed {
+		n := s.nodes[sl.node]
+		for n != nil {
+			l := s.lineOf(n, &trial{})
+			var last *slot
+			for _, o := range l.awaited {
+				if o.kept >= before && (last == nil || o.kept > last.kept) {
+					last = o
+				}
+			}
+			if last == nil || s.remains(n, sl) && s.safe(n, line{flight: slices.Concat(l.flight, l.promised), awaited: l.awaited}, nil) {
+				break
+			}
+			s.setSlots(s.workloads[last.workload], nil)
+		}
+	}
+}
+
+// remains says that there is room for a slot beside all others of its node.
+func (s *State) remains(n *node, sl *slot) bool {
+	if len(sl.claims) == 0 {
+		return true
+	}
+	results, err := s.allocate(sl.workload, n, s.compute(n, &trial{skip: sl}).state, sl.claims)
+	return err == nil && results != nil
 }
 
 // stillKept says that a place would do as soon as those have gone who are on its

@@ -116,6 +116,40 @@ func TestAKeptCardThatBecomesSickIsExchanged(t *testing.T) {
 	}
 }
 
+// Two whole cards are kept for one, the card between them for another. The scheduler
+// gives the first that are free, so either would be given the other's: who was first
+// does not wait for the other.
+func TestThoseWhoseKeptPlacesAreInEachOthersWayAreServedInTurn(t *testing.T) {
+	s := world(BinPack)
+	addNode(s, "n1", nil, 20, 40, 20)
+	busy := []string{"gpu-0", "gpu-1", "gpu-2"}
+	for i, gi := range []int64{5, 30, 5} {
+		s.SetClaim(allocated(busy[i], "n1", busy[i], gi), "ns/small")
+	}
+	first, fa := wanting(s, "ns/first", 1, counted(spec(0), 2))
+	kept(t, s, first, fa)
+	second, sa := wanting(s, "ns/second", 2, spec(20))
+	kept(t, s, second, sa)
+	for _, card := range busy {
+		s.RemoveClaim(types.UID(card))
+	}
+	if p, no := s.Place(second, sa, nil); no == nil {
+		t.Fatalf("the second was promised %v, which the first is kept out by", p.Pods)
+	}
+	p, no := s.Place(first, fa, nil)
+	if no != nil {
+		t.Fatalf("the first waits for the second: %v", no)
+	}
+	s.Take("ns/first", p)
+	if _, no := s.Open("ns/first", &fa.PodSets[0], "p"); no != nil {
+		t.Fatalf("the first was promised room and does not come: %v", no)
+	}
+	s.RemoveWorkload("ns/first")
+	if _, no := s.Place(second, sa, nil); no != nil {
+		t.Errorf("the second, once the first is gone: %v", no)
+	}
+}
+
 // Small ones come all the time, and each ends before long. A large one for which a
 // place is kept is served when those have ended that were there, whatever it is:
 // all of a card, several cards, cards of one link, a card that is cut into parts

@@ -33,6 +33,9 @@ type slot struct {
 	// awaited says that others have the place still: they are asked to leave it, or
 	// it is kept for when they do.
 	awaited bool
+	// kept is the rank of a place that is kept for somebody who waits, the least
+	// first; 0 for others.
+	kept int64
 	// lost says that somebody else was given the place.
 	lost bool
 	// since is when it could first have been used but for others who have to come

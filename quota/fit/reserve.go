@@ -12,12 +12,21 @@ import (
 // of whatever was reserved before.
 func (s *State) Take(id engine.WorkloadID, p engine.Placement) {
 	placed, _ := p.Detail.([]*slot)
-	s.setSlots(s.workload(id), slices.Clone(placed))
+	w := s.workload(id)
+	before := w.outranks()
+	if w.kept = 0; len(placed) > 0 {
+		w.kept = placed[0].kept
+	}
+	s.setSlots(w, slices.Clone(placed))
+	if before > 0 && w.kept == 0 {
+		s.displaceKept(placed, before)
+	}
 }
 
 // Drop implements the engine's Fit: it gives up what was reserved.
 func (s *State) Drop(id engine.WorkloadID) {
 	if w := s.workloads[id]; w != nil {
+		w.kept = 0
 		s.setSlots(w, nil)
 		s.forget(id, w)
 	}
@@ -60,6 +69,9 @@ func (s *State) listSlot(sl *slot) {
 		n.held = n.base.clone()
 	}
 	n.slots = append(n.slots, sl)
+	if sl.kept > 0 {
+		s.keeping[sl] = struct{}{}
+	}
 	s.changeSlot(sl, true)
 	if s.roams(sl) {
 		s.roaming[sl] = struct{}{}
@@ -69,6 +81,7 @@ func (s *State) listSlot(sl *slot) {
 func (s *State) unlistSlot(sl *slot) {
 	s.freed = true
 	delete(s.roaming, sl)
+	delete(s.keeping, sl)
 	s.regain(sl)
 	s.changeSlot(sl, false)
 	if n := s.nodes[sl.node]; n != nil {

@@ -35,6 +35,9 @@ type State struct {
 	roaming map[*slot]struct{}
 	// lost are the slots whose place somebody else was given.
 	lost map[*slot]struct{}
+	// keeping are the slots that are kept for those who wait, keeps counts them.
+	keeping map[*slot]struct{}
+	keeps   int64
 	// turn is where a pod begins to look among the places of others of its set.
 	turn int
 
@@ -79,6 +82,8 @@ type workload struct {
 	sizes  []int64
 	// slots are the places promised to it.
 	slots []*slot
+	// kept is its rank among those for whom a place is kept, 0 while none is.
+	kept int64
 	// holdings and bound are what it has already.
 	holdings map[types.UID]*holding
 	bound    map[types.UID]*podOnNode
@@ -102,6 +107,7 @@ func New(policy Policy) *State {
 		pods:      map[types.UID]*podOnNode{},
 		roaming:   map[*slot]struct{}{},
 		lost:      map[*slot]struct{}{},
+		keeping:   map[*slot]struct{}{},
 		flavors:   map[engine.FlavorName]Flavor{},
 		workloads: map[engine.WorkloadID]*workload{},
 		asked:     sizes{},

@@ -36,6 +36,8 @@ type trial struct {
 	// found says that places which others lost do not count: those who were
 	// promised room do not wait for those who cannot have it.
 	found bool
+	// before is the rank from which on kept places do not count, 0 if all do.
+	before int64
 	// barred are nodes that are not to be taken.
 	barred map[*node]bool
 	// views are the nodes that the trial sees otherwise than everybody; nil while
@@ -68,6 +70,11 @@ func (s *State) look(own engine.WorkloadID, without ...engine.WorkloadID) *trial
 	}
 	if w := s.workloads[own]; w != nil {
 		s.differSlots(t, w.slots)
+		if t.before = w.outranks(); t.before > 0 {
+			for sl := range s.keeping {
+				s.differSlot(t, sl)
+			}
+		}
 	}
 	return t
 }
@@ -151,7 +158,7 @@ func (t *trial) bar(n *node) {
 }
 
 func (t *trial) counts(sl *slot) bool {
-	return sl != t.skip && sl.workload != t.own && !t.without[sl.workload] && !(t.found && sl.lost)
+	return sl != t.skip && sl.workload != t.own && !t.without[sl.workload] && !(t.found && sl.lost) && !(t.before > 0 && sl.kept >= t.before)
 }
 
 // view is a node as a trial sees it.
