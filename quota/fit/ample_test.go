@@ -60,9 +60,9 @@ func TestClaimsThatAskAlikeInOtherWordsAreOfOneKind(t *testing.T) {
 	s := world(BinPack)
 	addNode(s, "n1", nil, 40, 40)
 	opened := 0
-	for i := range 8 {
+	for i := range 20 {
 		id := engine.WorkloadID(fmt.Sprintf("ns/job%d", i))
-		w, a := ask(s, id, 1, 10, nil)
+		w, a := ask(s, id, 1, 4, nil)
 		s.workloads[id].sets[0].Claims[0].Devices.Requests[0].Name = fmt.Sprintf("card-of-%d", i)
 		p, no := s.Place(w, a, nil)
 		if no != nil {
@@ -73,8 +73,8 @@ func TestClaimsThatAskAlikeInOtherWordsAreOfOneKind(t *testing.T) {
 			opened++
 		}
 	}
-	if opened != 8 {
-		t.Errorf("%d of 8 gates opened", opened)
+	if opened != 20 {
+		t.Errorf("%d of 20 gates opened", opened)
 	}
 }
 

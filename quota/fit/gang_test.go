@@ -106,8 +106,9 @@ func TestAGangIsGivenWhatTheAllocatorGivesEachOfItsPods(t *testing.T) {
 				rt.Fatalf("pod %d: numbers give %v, the allocator %v", i, got.devices, want.devices)
 			}
 			for j := range got.devices {
-				if got.devices[j].Request != want.devices[j].Request || (got.devices[j].ShareID == nil) != (want.devices[j].ShareID == nil) {
-					rt.Fatalf("pod %d: numbers give %v, the allocator %v", i, got.devices[j], want.devices[j])
+				a, b := got.devices[j], want.devices[j]
+				if a.Request != b.Request || a.Driver != b.Driver || a.Pool != b.Pool || a.Device != b.Device || (a.ShareID == nil) != (b.ShareID == nil) {
+					rt.Fatalf("pod %d: numbers give %v, the allocator %v", i, a, b)
 				}
 			}
 			s.put(gang, got)
