@@ -63,8 +63,8 @@ type NoRoom struct {
 	// it wait too long (see [HoleReserveAfter]); false if there is none. It is
 	// called inside Decide alone, maybe in a later one, and answers by what is
 	// known then. Called for a workload that has a place kept, it gives the same
-	// one while that will do.
-	Keep func() (Placement, bool)
+	// one while that will do. What the workloads in without have does not count.
+	Keep func(without ...WorkloadID) (Placement, bool)
 }
 
 // Hole is a free piece of a card.

@@ -255,27 +255,31 @@ func (e *Engine) keepHoles(fit Fit) {
 			if lower = e.keptBelow(w); lower == nil {
 				continue
 			}
-			e.unkeepFor(lower)
 		}
-		if !e.keep(w, fit) && lower != nil {
-			e.keep(lower, fit)
-		}
+		e.keep(w, lower, fit)
 	}
 	clear(e.roomLine[len(line):])
 	e.roomLine = line
 }
 
-// keep reserves a place for a workload that waits for room, if there is one.
-func (e *Engine) keep(w *work, fit Fit) bool {
-	p, ok := w.class.room.Keep()
+// keep reserves a place for a workload that waits for room, if there is one: maybe
+// that of a lower one, nil for none, which loses it then.
+func (e *Engine) keep(w, lower *work, fit Fit) {
+	var without []WorkloadID
+	if lower != nil {
+		without = append(without, lower.id)
+	}
+	p, ok := w.class.room.Keep(without...)
 	if !ok {
-		return false
+		return
+	}
+	if lower != nil {
+		e.unkeepFor(lower)
 	}
 	w.kept = true
 	w.class.queue.keeps++
 	w.keptBy = w.class.queue
 	fit.Take(w.id, p)
-	return true
 }
 
 // keptBelow is the workload of the same queue and a lower priority for which a place

@@ -30,14 +30,14 @@ const keepTries = 32
 // room: for each pod, the node and the cards on it of which the least is in use.
 // What is in use there goes on; nobody else comes. A place that it was given
 // before is kept while the node would still take the pod, so that waiting is not
-// begun anew.
-func (s *State) keep(id engine.WorkloadID, a engine.Assignment) (engine.Placement, bool) {
+// begun anew. What the workloads in without have does not count.
+func (s *State) keep(id engine.WorkloadID, a engine.Assignment, without []engine.WorkloadID) (engine.Placement, bool) {
 	w := s.workloads[id]
 	if w == nil {
 		return engine.Placement{}, false
 	}
 	before := slices.Clone(w.slots)
-	t := s.look(id)
+	t := s.look(id, without...)
 	t.before = 0
 	rank := w.kept
 	if rank == 0 {
@@ -281,9 +281,9 @@ func copyState(v *view) structured.AllocatedState {
 // promises is what is promised of the cards of a node, without what claims hold.
 func (s *State) promises(n *node, t *trial) structured.AllocatedState {
 	state := newAllocated()
-	for _, list := range [][]*slot{n.slots, t.slots} {
+	for i, list := range [][]*slot{n.slots, t.slots} {
 		for _, sl := range list {
-			if sl.node != n.name || sl.workload == t.own && !slices.Contains(t.slots, sl) {
+			if sl.node != n.name || i == 0 && !t.counts(sl) {
 				continue
 			}
 			for _, d := range sl.devices {

@@ -150,6 +150,27 @@ func TestThoseWhoseKeptPlacesAreInEachOthersWayAreServedInTurn(t *testing.T) {
 	}
 }
 
+// The one that is to take a place over looks for it as if the other did not wait.
+func TestAPlaceThatIsKeptForOneMayBeKeptForAnotherInstead(t *testing.T) {
+	s := world(BinPack)
+	addNode(s, "n1", nil, 80)
+	s.SetClaim(allocated("c", "n1", "gpu-0", 10), "ns/small")
+	w, a := wanting(s, "ns/low", 1, spec(0))
+	kept(t, s, w, a)
+	w, a = wanting(s, "ns/high", 1, spec(0))
+	_, no := s.Place(w, a, nil)
+	if p, ok := no.Keep(); ok {
+		t.Errorf("beside the other: %v", p.Pods)
+	}
+	p, ok := no.Keep("ns/low")
+	if !ok || p.Pods[0].Node != "n1" {
+		t.Errorf("instead of the other: %v", p.Pods)
+	}
+	if len(s.workloads["ns/low"].slots) != 1 {
+		t.Error("to look for it took the place of the other")
+	}
+}
+
 // Small ones come all the time, and each ends before long. A large one for which a
 // place is kept is served when those have ended that were there, whatever it is:
 // all of a card, several cards, cards of one link, a card that is cut into parts

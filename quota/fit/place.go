@@ -68,7 +68,9 @@ func (s *State) Place(w *engine.Workload, flavors engine.Assignment, without []e
 		if len(without) == 0 {
 			s.counts.Refusals[why.cause]++
 			flavors := copyOf(&flavors)
-			why.Keep = func() (engine.Placement, bool) { return s.keep(w.ID, flavors) }
+			why.Keep = func(without ...engine.WorkloadID) (engine.Placement, bool) {
+				return s.keep(w.ID, flavors, without)
+			}
 		}
 		return engine.Placement{}, &why.NoRoom
 	}

@@ -1,0 +1,73 @@
+package engine
+
+import (
+	"testing"
+	"time"
+)
+
+// choosy is cards of which one workload never finds a place to be kept. It counts
+// how often the places of another are touched.
+type choosy struct {
+	*toyCards
+	never, other WorkloadID
+	touched      int
+}
+
+func (f *choosy) Place(w *Workload, a Assignment, without []WorkloadID) (Placement, *NoRoom) {
+	p, no := f.toyCards.Place(w, a, without)
+	if no != nil && w.ID == f.never {
+		no.Keep = func(...WorkloadID) (Placement, bool) { return Placement{}, false }
+	}
+	return p, no
+}
+
+func (f *choosy) Take(id WorkloadID, p Placement) {
+	if id == f.other {
+		f.touched++
+	}
+	f.toyCards.Take(id, p)
+}
+
+func (f *choosy) Drop(id WorkloadID) {
+	if id == f.other {
+		f.touched++
+	}
+	f.toyCards.Drop(id)
+}
+
+// A place that is given up and taken again would be free for a moment, and wake all
+// that wait for room, at each look.
+func TestAPlaceIsNotGivenUpForOneOfHigherPriorityThatHasNoneToKeep(t *testing.T) {
+	f := &choosy{toyCards: &toyCards{taken: map[WorkloadID][]toyPiece{}}, never: "high", other: "low"}
+	f.cards = []*toyCard{{"node-1/0", "f", "mem", 80}}
+	e, now := New(HoleReserveAfter(time.Minute)), storyStart
+	e.Apply(Tick{Now: now})
+	e.Apply(FlavorChanged{FlavorSpec{Name: "f"}})
+	q := ClusterQueue{Name: "q", Namespaces: Selector{Everything: true}}
+	q.Groups = []ResourceGroup{{Resources: []Resource{"mem"}, Flavors: []FlavorQuotas{{"f", []Quota{{Nominal: 1000}}}}}}
+	e.Apply(QueueChanged{q})
+	e.Apply(LocalQueueChanged{LocalQueue{Name: LocalQueueName{"ns", "q"}, Queue: "q"}})
+	come := func(id WorkloadID, priority int32, size Amount) {
+		e.Apply(WorkloadChanged{Workload{ID: id, LocalQueue: LocalQueueName{"ns", "q"}, Priority: priority, QueuedAt: now,
+			PodSets: []PodSet{{Name: "main", Count: 1, Requests: Amounts{"mem": size}}}}})
+		e.Decide(f)
+	}
+	look := func() {
+		now = now.Add(2 * time.Minute)
+		e.Apply(Tick{Now: now})
+		e.Decide(f)
+	}
+	come("runs", 9, 10)
+	come("low", 1, 80)
+	look()
+	if f.touched != 1 {
+		t.Fatalf("the place of the lower was touched %d times, not taken once", f.touched)
+	}
+	come("high", 5, 80)
+	for range 3 {
+		look()
+	}
+	if f.touched != 1 || len(f.taken["low"]) != 1 || len(f.taken["high"]) != 0 {
+		t.Errorf("the place of the lower was touched %d times; taken is %v", f.touched, f.taken)
+	}
+}
