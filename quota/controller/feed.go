@@ -202,13 +202,13 @@ func (c *core) sawWorkload(o *kueue.Workload) {
 	w.object, w.lost, w.late = o, false, false
 	c.counts.set(id, o)
 	c.noteForeign(w, before)
-	c.noteAsk(w, before, o)
 	if o.Status.Admission == nil {
 		w.giving, w.last, w.lowered = nil, nil, nil
 		w.beyond, w.beyondTold = nil, false
 	}
 	c.tell(id)
 	c.followRelease(w, before)
+	c.noteAsk(w, before, o)
 	c.sharedAdmitted(before, o)
 	if o.Status.Admission == nil || conditionTrue(o, kueue.WorkloadFinished) && !c.inUse(id) {
 		return

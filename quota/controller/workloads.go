@@ -78,7 +78,11 @@ func (r *workloads) view(id engine.WorkloadID) view {
 	v.inUse = r.inUse(id)
 	v.removed, v.late = w.lost, w.late
 	v.placed, v.roomless, v.ended = w.placed, w.roomless, w.ended
-	v.making, v.yields, v.stalled = len(w.awaits) > 0, w.yields, w.stalled
+	v.making, v.yields = len(w.awaits) > 0, w.yields
+	if !v.inUse {
+		// Otherwise it has begun, since it was looked at last.
+		v.stalled = w.stalled
+	}
 	v.checked = w.object != nil && len(r.ourChecks(w.object)) > 0
 	v.halted, v.foreign = r.halted != "", w.foreign
 	v.ready = w.object != nil && r.podsReady(w.object)
