@@ -14,6 +14,7 @@ import (
 	metafuzzer "k8s.io/apimachinery/pkg/apis/meta/fuzzer"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/runtime/serializer/streaming"
 	restwatch "k8s.io/client-go/rest/watch"
@@ -67,6 +68,48 @@ func TestAWorkloadIsDecodedAsClientGoDecodesIt(t *testing.T) {
 		got, err := decoded(fast, text)
 		if err != nil || !equality.Semantic.DeepEqual(got, want) {
 			t.Fatalf("%v of\n%s\nwas read otherwise:\n%v\n%v", err, text, got, want)
+		}
+	}
+}
+
+// strict fails the test where client-go's decoder is asked.
+type strict struct {
+	runtime.Serializer
+	t *testing.T
+}
+
+func (s strict) Decode(data []byte, _ *schema.GroupVersionKind, _ runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
+	s.t.Fatalf("left to client-go:\n%s", data)
+	return nil, nil, nil
+}
+
+// What is refused is left to client-go, which would hide that all is.
+func TestWhateverAWorkloadHoldsIsDecodedInOnePass(t *testing.T) {
+	_, fast := both(t)
+	mine, ok := fast.(*decoder)
+	if !ok {
+		t.Fatalf("decoded by %T", fast)
+	}
+	mine.Serializer = strict{mine.Serializer, t}
+	f := fuzzer.FuzzerFor(metafuzzer.Funcs, rand.NewSource(3), serializer.NewCodecFactory(scheme(t))).NilChance(0).NumElements(1, 2)
+	list := &kueue.WorkloadList{TypeMeta: metav1.TypeMeta{APIVersion: kueue.SchemeGroupVersion.String(), Kind: "WorkloadList"}, Items: make([]kueue.Workload, 1)}
+	wl := &list.Items[0]
+	f.Fill(wl)
+	wl.APIVersion, wl.Kind = kueue.SchemeGroupVersion.String(), "Workload"
+	for _, o := range []runtime.Object{wl, list} {
+		text, err := json.Marshal(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := fast.Decode(text, nil, nil); err != nil {
+			t.Error(err)
+		}
+		event, err := json.Marshal(metav1.WatchEvent{Type: "ADDED", Object: runtime.RawExtension{Raw: text}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := fast.Decode(event, nil, &metav1.WatchEvent{}); err != nil {
+			t.Error(err)
 		}
 	}
 }
