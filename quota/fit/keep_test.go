@@ -204,7 +204,6 @@ func TestALargeOneIsServedHoweverManySmallOnesCome(t *testing.T) {
 			id    engine.WorkloadID
 			claim resourceapi.ResourceClaimSpec
 			pods  int32
-			since int
 			kept  bool
 		}
 		var waiting []*large
