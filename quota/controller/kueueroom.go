@@ -125,6 +125,7 @@ func (c *core) findRoom(came bool) {
 		}
 	}
 	clear(c.rooms.due)
+	var yield []*work
 	slices.SortFunc(asking, func(a, b *work) int {
 		return cmp.Or(-cmp.Compare(priorityOf(a), priorityOf(b)), reservedAt(a.object).Compare(reservedAt(b.object)), cmp.Compare(a.id, b.id))
 	})
@@ -132,7 +133,9 @@ func (c *core) findRoom(came bool) {
 		before := w.roomless
 		w.roomless = cmp.Or(c.unpaid(w.object), topologyOf(w.object), c.sentAway(w.object))
 		if w.roomless == "" && !c.growing(w.object) {
-			w.roomless = c.findPlace(w, before)
+			var victims []*work
+			w.roomless, victims = c.findPlace(w, before)
+			yield = append(yield, victims...)
 		}
 		if w.placed = w.roomless == ""; w.placed {
 			delete(c.rooms.open, w.id)
@@ -141,20 +144,28 @@ func (c *core) findRoom(came bool) {
 			c.tell(w.id)
 		}
 	}
+	// What is kept for pods of those that have to go is free now; in the next look,
+	// so that it is offered in order.
+	for _, v := range yield {
+		for i := range v.object.Spec.PodSets {
+			c.fit.Trim(v.id, string(v.object.Spec.PodSets[i].Name), 0)
+		}
+	}
 }
 
 // findPlace finds and takes the places of a workload's pods. It says why there are
-// none, or for whom is waited that has them; before is what it said last.
-func (c *core) findPlace(w *work, before string) (why string) {
+// none, or for whom is waited that has them, and who was told to go for it; before
+// is what it said last.
+func (c *core) findPlace(w *work, before string) (why string, victims []*work) {
 	asked := translate.Assignment(w.object.Status.Admission)
 	place, no := c.fit.Place(&engine.Workload{ID: w.id}, asked, nil)
 	if no == nil {
 		w.awaits = nil
 		c.fit.Take(w.id, place)
-		return ""
+		return "", nil
 	}
 	if slices.ContainsFunc(w.awaits, c.isLeaving) {
-		return before
+		return before, nil
 	}
 	if w.awaits != nil {
 		w.awaits = nil
@@ -162,7 +173,7 @@ func (c *core) findPlace(w *work, before string) (why string) {
 	}
 	place, others := c.clearFor(w, asked)
 	if len(others) == 0 {
-		return "the budget allows it, but " + no.String()
+		return "the budget allows it, but " + no.String(), nil
 	}
 	// Its places are kept for it while the others leave them.
 	c.fit.Take(w.id, place)
@@ -172,9 +183,10 @@ func (c *core) findPlace(w *work, before string) (why string) {
 		names = append(names, nameOf(v.id).Name)
 		if !c.isLeaving(v.id) {
 			c.yield(v, w)
+			victims = append(victims, v)
 		}
 	}
-	return "the budget allows it, and room is being made: it waits for what has its cards to leave them: " + strings.Join(names, ", ")
+	return "the budget allows it, and room is being made: it waits for what has its cards to leave them: " + strings.Join(names, ", "), victims
 }
 
 // isLeaving says whether a workload is on its way off its cards.
@@ -191,11 +203,6 @@ func (c *core) yield(v, to *work) {
 	}
 	v.yields = fmt.Sprintf("Preempted to make room on cards for Workload %s, %s, in ClusterQueue %s", nameOf(to.id), than, to.object.Status.Admission.ClusterQueue)
 	c.rooms.leaving[v.id] = struct{}{}
-	// What is kept for pods of it that might come is free at once, and others may
-	// wait for the rest of its cards.
-	for i := range v.object.Spec.PodSets {
-		c.fit.Trim(v.id, string(v.object.Spec.PodSets[i].Name), 0)
-	}
 	c.room = true
 	c.wake()
 	c.tell(v.id)
