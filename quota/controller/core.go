@@ -286,7 +286,7 @@ func (c *core) inUse(id engine.WorkloadID) bool {
 // ticket back.
 func (c *core) place(id engine.WorkloadID, set string, uid types.UID) (string, error) {
 	w := c.works[id]
-	if w == nil || w.late || w.foreign || !c.caughtUp || c.halted != "" {
+	if w == nil || w.late || w.foreign || w.yields != "" || !c.caughtUp || c.halted != "" {
 		return "", errWait
 	}
 	a, run := admitted(w.object)

@@ -24,8 +24,8 @@ var errFenced = errors.New("not sent: this replica has not renewed its lease in 
 // renew its lease gives up by itself. But one that was frozen (its node paused, its
 // process stopped) goes on where it stood before it looks at the clock: it may send
 // a ticket for quota that its follower has given to others. So every request that
-// changes something is compared with the clock as it leaves, behind all queues for
-// rates and connections.
+// changes something is compared with the clock as it leaves, behind the queue that
+// keeps to a rate.
 //
 // What a leader had sent before is told apart when it lands; see late.go.
 type fence struct {

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 )
 
@@ -74,5 +75,26 @@ func TestBesideKueueWhatHasBegunIsNotHeldForOneThatCannot(t *testing.T) {
 	s.given(late, "late-0", "n1", "gpu-0")
 	if v := r.view(s.work("late").id); !v.inUse || !v.stalled.since.IsZero() {
 		t.Errorf("in use %v, and it is told to leave: %q", v.inUse, v.stalled.why)
+	}
+}
+
+// Until it is evicted, further pods of it may come.
+func TestBesideKueueWhatIsToLeaveItsCardsStartsNoFurtherPod(t *testing.T) {
+	s := besideStage(t, 2)
+	s.evicts(kueue.PreemptionPolicyLowerPriority)
+	low := s.runs("low", 0, "gpu-0")
+	s.decide()
+	s.asks(s.ranked("asks", 2, 5), kueue.CheckStatePending)
+	s.decide()
+	if s.work("low").yields == "" {
+		t.Fatalf("it is not to leave; the other is told %q", s.work("asks").roomless)
+	}
+	s.given(s.workload("other", 1, false), "foreign", "n1", "gpu-0")
+	s.goes("lowgpu-0")
+	s.lost(s.claims[types.NamespacedName{Namespace: "team", Name: "foreign"}])
+	s.node("n2", 1)
+	s.pod(low, "next", "", true)
+	if node, err := s.place(s.work("low").id, mainSet, "next"); err == nil {
+		t.Errorf("its next pod may go to %s", node)
 	}
 }
