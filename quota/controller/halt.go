@@ -97,7 +97,7 @@ func byKueue(o *kueue.Workload) bool {
 				Admission json.RawMessage `json:"f:admission"`
 			} `json:"f:status"`
 		}
-		if e.FieldsV1 == nil || json.Unmarshal(e.FieldsV1.Raw, &fields) != nil || fields.Status.Admission == nil {
+		if e.FieldsV1 == nil || json.Unmarshal(e.FieldsV1.GetRawBytes(), &fields) != nil || fields.Status.Admission == nil {
 			continue
 		}
 		if e.Manager == FieldOwner {

@@ -156,7 +156,7 @@ func TestBesideKueueANamespacesDefaultQueueLeavesOursAlone(t *testing.T) {
 	job := w.besideJob("ours", "queue-q", "part")
 	delete(job.Labels, controller.PriorityLabel)
 	w.create(t, job)
-	single = w.bound(t, "single")
+	w.bound(t, "single")
 	w.jobRuns(t, "ours")
 	w.usedBeside(t, queue, "nvidia.com/gpu", "2")
 	var pods corev1.PodList
