@@ -107,17 +107,15 @@ func (c *core) findRoom(came bool) {
 		}
 	}
 	clear(c.rooms.due)
-	var yield []*work
 	slices.SortFunc(asking, func(a, b *work) int {
 		return cmp.Or(-cmp.Compare(priorityOf(a), priorityOf(b)), reservedAt(a.object).Compare(reservedAt(b.object)), cmp.Compare(a.id, b.id))
 	})
 	for _, w := range asking {
 		before := w.roomless
 		w.roomless = cmp.Or(c.unpaid(w.object), topologyOf(w.object), c.sentAway(w.object))
+		var victims []*work
 		if w.roomless == "" && !c.growing(w.object) {
-			var victims []*work
 			w.roomless, victims = c.findPlace(w, before)
-			yield = append(yield, victims...)
 		}
 		if w.placed = w.roomless == ""; w.placed {
 			delete(c.rooms.open, w.id)
@@ -125,12 +123,15 @@ func (c *core) findRoom(came bool) {
 		if w.placed || w.roomless != before {
 			c.tell(w.id)
 		}
-	}
-	// What is kept for pods of those that have to go is free now; in the next look,
-	// so that it is offered in order.
-	for _, v := range yield {
-		for i := range v.object.Spec.PodSets {
-			c.fit.Trim(v.id, string(v.object.Spec.PodSets[i].Name), 0)
+		if len(victims) > 0 {
+			// What is kept for pods of those that have to go is free now. The next
+			// look offers it in order; those after this one would take it before.
+			for _, v := range victims {
+				for i := range v.object.Spec.PodSets {
+					c.fit.Trim(v.id, string(v.object.Spec.PodSets[i].Name), 0)
+				}
+			}
+			return
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"maps"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -96,5 +97,27 @@ func TestBesideKueueWhatIsToLeaveItsCardsStartsNoFurtherPod(t *testing.T) {
 	s.pod(low, "next", "", true)
 	if node, err := s.place(s.work("low").id, mainSet, "next"); err == nil {
 		t.Errorf("its next pod may go to %s", node)
+	}
+}
+
+// What is kept for a pod of a victim that might come is free as soon as the victim is
+// told to go. It is for the one that the victim goes for, not for whoever is looked at
+// after it.
+func TestBesideKueueRoomThatIsMadeIsOfferedInOrder(t *testing.T) {
+	s := besideStage(t, 3)
+	s.evicts(kueue.PreemptionPolicyLowerPriority)
+	s.runs("victim", 1, "gpu-0", "gpu-1")
+	s.runs("other", 2, "gpu-2")
+	s.asks(s.ranked("low", 1, 0), kueue.CheckStatePending)
+	s.goes("victimgpu-1")
+	s.decide()
+	s.decide()
+	s.asks(s.ranked("high", 1, 2), kueue.CheckStatePending)
+	for range 3 {
+		maps.Copy(s.rooms.due, s.rooms.open)
+		s.decide()
+	}
+	if high, low := s.work("high").placed, s.work("low").placed; !high || low {
+		t.Errorf("placed: the higher %v, the lower %v", high, low)
 	}
 }
