@@ -3,7 +3,9 @@ package controller_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -87,9 +89,14 @@ func TestPodsThatAreNeverReadyComeBackAfterAPauseAndInTheEndNotAtAll(t *testing.
 		return !ptr.Deref(wl.Spec.Active, true) && !holdsQuota(wl)
 	})
 	// Each state lasts as long as the configuration says, which is too short to wait for it.
-	if got, want := states(), []string{"holds quota, came back 0 times", "holds nothing, came back 1 times", "holds quota, came back 1 times", "holds nothing, deactivated"}; !inOrder(got, want) {
-		t.Errorf("it was\n%s\nwant in this order\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
-	}
+	want := []string{"holds quota, came back 0 times", "holds nothing, came back 1 times", "holds quota, came back 1 times", "holds nothing, deactivated"}
+	apitest.Eventually(t, apitest.Patience, "its states", func(context.Context) error {
+		// Who follows may be behind.
+		if got := states(); !inOrder(got, want) {
+			return fmt.Errorf("it was\n%s\nwant in this order\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+		}
+		return nil
+	})
 	if !strings.Contains(fmt.Sprint(wl.Status.Conditions), "has come back 1 times already") {
 		t.Errorf("conditions %v", wl.Status.Conditions)
 	}
@@ -101,19 +108,18 @@ func TestPodsThatAreNeverReadyComeBackAfterAPauseAndInTheEndNotAtAll(t *testing.
 	w.becomes(t, j, "runs again with a clean record", func(wl *kueue.Workload) bool { return holdsQuota(wl) && wl.Status.RequeueState == nil })
 }
 
-// states follows the only workload of the namespace from now on. The result is what it was, in
-// order, until then.
+// states follows the only workload of the namespace from now on. The result is what it was so
+// far, in order.
 func (w *world) states(t *testing.T) func() []string {
 	t.Helper()
 	live, err := client.NewWithWatch(w.Admin, client.Options{Scheme: w.client.Scheme()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	following, stop := context.WithCancel(t.Context())
-	events := follow(following, t, live, &kueue.WorkloadList{}, w.ns)
-	seen := make(chan []string, 1)
+	var mu sync.Mutex
+	var all []string
+	events := follow(t.Context(), t, live, &kueue.WorkloadList{}, w.ns)
 	go func() {
-		var all []string
 		for e := range events {
 			wl, ok := e.Object.(*kueue.Workload)
 			if !ok {
@@ -131,15 +137,17 @@ func (w *world) states(t *testing.T) func() []string {
 			default:
 				now += ", came back 0 times"
 			}
+			mu.Lock()
 			if len(all) == 0 || all[len(all)-1] != now {
 				all = append(all, now)
 			}
+			mu.Unlock()
 		}
-		seen <- all
 	}()
 	return func() []string {
-		stop()
-		return <-seen
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.Clone(all)
 	}
 }
 
