@@ -143,6 +143,9 @@ func prefixed(prefix, text string) string {
 func charge(set kueue.PodSetAssignment) string {
 	var parts []string
 	for name, q := range set.ResourceUsage {
+		if q.IsZero() { // the queue covers it, and no pod of the set asks for it
+			continue
+		}
 		part := fmt.Sprintf("%s %s", amount(string(name), q), name)
 		if flavor, ok := set.Flavors[name]; ok {
 			part += " of " + string(flavor)
