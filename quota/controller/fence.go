@@ -56,11 +56,14 @@ type roundTrip func(*http.Request) (*http.Response, error)
 // RoundTrip implements [http.RoundTripper].
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// lease notes the renewals that pass through a connection.
+// lease notes the renewals that pass through a connection. Who was late sends none
+// any more, and gives up: what an elector sends then is that it leaves the lease,
+// which may be another's by now.
 func (f *fence) lease(next http.RoundTripper) http.RoundTripper {
+	guarded := f.guard(next)
 	return roundTrip(func(r *http.Request) (*http.Response, error) {
 		sent := f.now()
-		answer, err := next.RoundTrip(r)
+		answer, err := guarded.RoundTrip(r)
 		if err == nil && changes(r) && strings.Contains(r.URL.Path, "/leases") && answer.StatusCode < http.StatusMultipleChoices {
 			f.mu.Lock()
 			defer f.mu.Unlock()
