@@ -38,8 +38,8 @@ type queue struct {
 	holders  []*work
 	promises []*work
 	leaving  int
-	// keeps counts the places that are kept free for its workloads.
-	keeps int
+	// keeps are its workloads for which a place is kept free.
+	keeps []*work
 	// respec says that the plans of its classes are out of date.
 	respec bool
 	// locals send workloads here.

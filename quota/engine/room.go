@@ -1,6 +1,9 @@
 package engine
 
-import "sort"
+import (
+	"slices"
+	"sort"
+)
 
 // Room on real cards, which is asked for only when the budget admits.
 
@@ -251,7 +254,7 @@ func (e *Engine) keepHoles(fit Fit) {
 			continue
 		}
 		var lower *work
-		if w.class.queue.keeps > 0 {
+		if len(w.class.queue.keeps) > 0 {
 			if lower = e.keptBelow(w); lower == nil {
 				continue
 			}
@@ -276,17 +279,16 @@ func (e *Engine) keep(w, lower *work, fit Fit) {
 	if lower != nil {
 		e.unkeepFor(lower)
 	}
-	w.kept = true
-	w.class.queue.keeps++
-	w.keptBy = w.class.queue
+	w.kept, w.keptBy = true, w.class.queue
+	w.keptBy.keeps = append(w.keptBy.keeps, w)
 	fit.Take(w.id, p)
 }
 
 // keptBelow is the workload of the same queue and a lower priority for which a place
 // is kept, nil if there is none.
 func (e *Engine) keptBelow(w *work) *work {
-	for _, o := range e.roomLine {
-		if o.kept && o.keptBy == w.class.queue && o.priority < w.priority && o.awaitsRoom(e) && o.class.room.Keep != nil {
+	for _, o := range w.class.queue.keeps {
+		if o.priority < w.priority && o.awaitsRoom(e) && o.class.room.Keep != nil {
 			return o
 		}
 	}
@@ -315,7 +317,7 @@ func (e *Engine) unkeep(w *work, taken bool) {
 		e.drop(w)
 	}
 	if w.kept {
-		w.keptBy.keeps--
+		w.keptBy.keeps = slices.DeleteFunc(w.keptBy.keeps, func(o *work) bool { return o == w })
 	}
 	w.kept, w.keptBy, w.roomSince = false, nil, 0
 }
@@ -334,7 +336,7 @@ func (e *Engine) nextRoomTick() instant {
 	next := instant(0)
 	for _, w := range e.roomLine {
 		due := w.roomSince + instant(e.opts.holeAfter)
-		may := w.awaitsRoom(e) && !w.kept && (w.class.queue.keeps == 0 || due > e.now && e.keptBelow(w) != nil)
+		may := w.awaitsRoom(e) && !w.kept && (len(w.class.queue.keeps) == 0 || due > e.now && e.keptBelow(w) != nil)
 		if may && (next == 0 || due < next) {
 			next = due
 		}

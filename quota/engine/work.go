@@ -28,7 +28,7 @@ type work struct {
 	said saying
 	// roomSince is when it was first refused for want of room alone; inRoomLine
 	// says that it is among those that wait for it, kept that a hole is kept for
-	// it, which counts in keptBy.
+	// it, by the queue keptBy, of whose keeps it is one.
 	roomSince  instant
 	inRoomLine bool
 	kept       bool
