@@ -250,7 +250,7 @@ func (e *Engine) keepHoles(fit Fit) {
 			continue
 		}
 		line = append(line, w)
-		if w.kept || w.class.room.Keep == nil || w.roomSince+instant(e.opts.holeAfter) > e.now {
+		if w.keptBy != nil || w.class.room.Keep == nil || w.roomSince+instant(e.opts.holeAfter) > e.now {
 			continue
 		}
 		var lower *work
@@ -279,7 +279,7 @@ func (e *Engine) keep(w, lower *work, fit Fit) {
 	if lower != nil {
 		e.unkeepFor(lower)
 	}
-	w.kept, w.keptBy = true, w.class.queue
+	w.keptBy = w.class.queue
 	w.keptBy.keeps = append(w.keptBy.keeps, w)
 	fit.Take(w.id, p)
 }
@@ -297,7 +297,7 @@ func (e *Engine) keptBelow(w *work) *work {
 
 // keepStill moves a kept place that would not do any more.
 func (e *Engine) keepStill(n *nomination, fit Fit) {
-	if !n.w.kept || fit == nil || n.room == nil || n.room.Keep == nil {
+	if n.w.keptBy == nil || fit == nil || n.room == nil || n.room.Keep == nil {
 		return
 	}
 	if p, ok := n.room.Keep(); ok {
@@ -313,19 +313,19 @@ func (w *work) awaitsRoom(e *Engine) bool {
 // unkeep gives up a place that was kept; taken says that another one takes its
 // place.
 func (e *Engine) unkeep(w *work, taken bool) {
-	if w.kept && !taken {
+	if w.keptBy != nil && !taken {
 		e.drop(w)
 	}
-	if w.kept {
+	if w.keptBy != nil {
 		w.keptBy.keeps = slices.DeleteFunc(w.keptBy.keeps, func(o *work) bool { return o == w })
 	}
-	w.kept, w.keptBy, w.roomSince = false, nil, 0
+	w.keptBy, w.roomSince = nil, 0
 }
 
 // unkeepFor gives up the place that is kept for a workload which waits for
 // something else by now. How long it has waited is not forgotten.
 func (e *Engine) unkeepFor(w *work) {
-	if w.kept {
+	if w.keptBy != nil {
 		since := w.roomSince
 		e.unkeep(w, false)
 		w.roomSince = since
@@ -336,7 +336,7 @@ func (e *Engine) nextRoomTick() instant {
 	next := instant(0)
 	for _, w := range e.roomLine {
 		due := w.roomSince + instant(e.opts.holeAfter)
-		may := w.awaitsRoom(e) && !w.kept && (len(w.class.queue.keeps) == 0 || due > e.now && e.keptBelow(w) != nil)
+		may := w.awaitsRoom(e) && w.keptBy == nil && (len(w.class.queue.keeps) == 0 || due > e.now && e.keptBelow(w) != nil)
 		if may && (next == 0 || due < next) {
 			next = due
 		}

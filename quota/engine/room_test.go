@@ -101,7 +101,7 @@ func (w *roomWorld) check() {
 		}
 	}
 	for id := range w.cards.taken {
-		if x := w.engine.works[id]; x == nil || x.hold == nil && !x.kept {
+		if x := w.engine.works[id]; x == nil || x.hold == nil && x.keptBy == nil {
 			w.t.Fatalf("a place is taken for %s, which holds nothing", id)
 		}
 	}

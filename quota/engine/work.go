@@ -27,11 +27,10 @@ type work struct {
 	// said is the last reason given by a Wait.
 	said saying
 	// roomSince is when it was first refused for want of room alone; inRoomLine
-	// says that it is among those that wait for it, kept that a hole is kept for
-	// it, by the queue keptBy, of whose keeps it is one.
+	// says that it is among those that wait for it, keptBy is the queue that
+	// has a hole kept for it, of whose keeps it is one, nil if none has.
 	roomSince  instant
 	inRoomLine bool
-	kept       bool
 	keptBy     *queue
 }
 
