@@ -70,7 +70,8 @@ func oneShare(id structured.DeviceID) structured.SharedDeviceID {
 // returns nil where there is no room, errTooMany where the search was given up,
 // and another error where the claims can be served nowhere, such as a selector
 // that fails. A pool of the node that is published wrongly, with two devices of
-// one name say, speaks against that node alone, as it does with the scheduler. The search is drawn from the allowance of a workload's namespace.
+// one name say, speaks against that node alone, as it does with the scheduler. The
+// search is drawn from the allowance of a workload's namespace.
 func (s *State) allocate(id engine.WorkloadID, n *node, state structured.AllocatedState, claims []*resourceapi.ResourceClaim) ([]resourceapi.AllocationResult, error) {
 	if len(claims) == 0 {
 		return []resourceapi.AllocationResult{}, nil

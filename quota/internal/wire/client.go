@@ -78,6 +78,11 @@ func (r *reader) List(ctx context.Context, list client.ObjectList, opts ...clien
 // Client writes Workloads, and leaves the rest to another client.
 func (w *Workloads) Client(others client.Client) client.Client { return &writer{others, w} }
 
+// send sends what a request is to make of a Workload, and reads what it is then.
+func (w *Workloads) send(ctx context.Context, r *rest.Request, how runtime.Object, what, then *kueue.Workload) error {
+	return r.Namespace(what.Namespace).Resource(resource).VersionedParams(how, w.params).Body(what).Do(ctx).Into(then)
+}
+
 type writer struct {
 	client.Client
 	workloads *Workloads
@@ -91,8 +96,7 @@ func (c *writer) Create(ctx context.Context, o client.Object, opts ...client.Cre
 	}
 	var how client.CreateOptions
 	how.ApplyOptions(opts)
-	return c.workloads.api.Post().Namespace(wl.Namespace).Resource(resource).
-		VersionedParams(how.AsCreateOptions(), c.workloads.params).Body(wl).Do(ctx).Into(wl)
+	return c.workloads.send(ctx, c.workloads.api.Post(), how.AsCreateOptions(), wl, wl)
 }
 
 // Update implements client.Writer.
@@ -103,8 +107,7 @@ func (c *writer) Update(ctx context.Context, o client.Object, opts ...client.Upd
 	}
 	var how client.UpdateOptions
 	how.ApplyOptions(opts)
-	return c.workloads.api.Put().Namespace(wl.Namespace).Resource(resource).Name(wl.Name).
-		VersionedParams(how.AsUpdateOptions(), c.workloads.params).Body(wl).Do(ctx).Into(wl)
+	return c.workloads.send(ctx, c.workloads.api.Put().Name(wl.Name), how.AsUpdateOptions(), wl, wl)
 }
 
 // Status implements client.StatusClient.
@@ -130,6 +133,5 @@ func (s *statusWriter) Update(ctx context.Context, o client.Object, opts ...clie
 		ObjectMeta: metav1.ObjectMeta{Namespace: wl.Namespace, Name: wl.Name, UID: wl.UID, ResourceVersion: wl.ResourceVersion},
 		Status:     wl.Status,
 	}
-	return s.workloads.api.Put().Namespace(wl.Namespace).Resource(resource).Name(wl.Name).SubResource("status").
-		VersionedParams(how.AsUpdateOptions(), s.workloads.params).Body(part).Do(ctx).Into(wl)
+	return s.workloads.send(ctx, s.workloads.api.Put().Name(wl.Name).SubResource("status"), how.AsUpdateOptions(), part, wl)
 }
