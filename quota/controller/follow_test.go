@@ -10,6 +10,16 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
+// follow follows what the world's namespace holds.
+func (w *world) follow(ctx context.Context, t testing.TB, list client.ObjectList) <-chan watch.Event {
+	t.Helper()
+	live, err := client.NewWithWatch(w.Admin, client.Options{Scheme: w.client.Scheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return follow(ctx, t, live, list, w.ns)
+}
+
 // follow is a watch of what the namespace holds that goes on, without leaving
 // anything out, where the server ends it, as it does with one that falls behind.
 // It ends with its context.

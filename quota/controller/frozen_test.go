@@ -54,13 +54,9 @@ func TestALeaderThatWasFrozenWritesNoTicketWhenItGoesOn(t *testing.T) {
 	w.node(t, "n1", 1, "80Gi", "", nil)
 	queue := w.queue(t, "q", w.flavor(t, "gpu", nil), "nvidia.com/gpu=1")
 	w.template(t, "t", "20Gi", "")
-	live, err := client.NewWithWatch(w.Admin, client.Options{Scheme: w.client.Scheme()})
-	if err != nil {
-		t.Fatal(err)
-	}
 	following, stop := context.WithCancel(t.Context())
 	defer stop()
-	events := follow(following, t, live, &resourceapi.ResourceClaimList{}, w.ns)
+	events := w.follow(following, t, &resourceapi.ResourceClaimList{})
 	tickets := make(chan int, 1)
 	go func() {
 		n := 0

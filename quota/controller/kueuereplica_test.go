@@ -37,21 +37,17 @@ type witness struct {
 
 func watchBeside(t *testing.T, ctx context.Context, w *world) *witness {
 	t.Helper()
-	live, err := client.NewWithWatch(w.Admin, client.Options{Scheme: w.client.Scheme()})
-	if err != nil {
-		t.Fatal(err)
-	}
 	s := &witness{answers: map[types.UID]int{}, reservations: map[types.UID]int{}, ready: map[types.UID]bool{}, reserved: map[types.UID]bool{},
 		admitted: map[string]uint64{}, opened: map[string]uint64{}}
 	go func() {
-		for e := range follow(ctx, t, live, &kueue.WorkloadList{}, w.ns) {
+		for e := range w.follow(ctx, t, &kueue.WorkloadList{}) {
 			if wl, ok := e.Object.(*kueue.Workload); ok {
 				s.workload(wl)
 			}
 		}
 	}()
 	go func() {
-		for e := range follow(ctx, t, live, &corev1.PodList{}, w.ns) {
+		for e := range w.follow(ctx, t, &corev1.PodList{}) {
 			if p, ok := e.Object.(*corev1.Pod); ok {
 				s.pod(p)
 			}

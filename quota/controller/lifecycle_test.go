@@ -112,13 +112,9 @@ func TestPodsThatAreNeverReadyComeBackAfterAPauseAndInTheEndNotAtAll(t *testing.
 // far, in order.
 func (w *world) states(t *testing.T) func() []string {
 	t.Helper()
-	live, err := client.NewWithWatch(w.Admin, client.Options{Scheme: w.client.Scheme()})
-	if err != nil {
-		t.Fatal(err)
-	}
 	var mu sync.Mutex
 	var all []string
-	events := follow(t.Context(), t, live, &kueue.WorkloadList{}, w.ns)
+	events := w.follow(t.Context(), t, &kueue.WorkloadList{})
 	go func() {
 		for e := range events {
 			wl, ok := e.Object.(*kueue.Workload)

@@ -25,13 +25,9 @@ func TestALeaderKilledWhileItAdmitsIsFollowedWithoutAdmittingTwice(t *testing.T)
 	queue := w.queue(t, "q", w.flavor(t, "gpu", nil), fmt.Sprintf("nvidia.com/gpu=%d", room))
 	w.template(t, "t", "20Gi", "")
 
-	live, err := client.NewWithWatch(w.Admin, client.Options{Scheme: w.client.Scheme()})
-	if err != nil {
-		t.Fatal(err)
-	}
 	following, stop := context.WithCancel(t.Context())
 	defer stop()
-	events := follow(following, t, live, &kueue.WorkloadList{}, w.ns)
+	events := w.follow(following, t, &kueue.WorkloadList{})
 	// seen follows every version of every Workload.
 	type seen struct{ most, twice int }
 	result := make(chan seen, 1)
@@ -83,22 +79,7 @@ func TestALeaderKilledWhileItAdmitsIsFollowedWithoutAdmittingTwice(t *testing.T)
 	}
 	leader.kill()
 	w.usage(t, queue, fmt.Sprintf("nvidia.com/gpu=%d", room))
-	apitest.Eventually(t, apitest.Patience, "all that are admitted are bound", func(ctx context.Context) error {
-		var pods corev1.PodList
-		if err := w.client.List(ctx, &pods, client.InNamespace(w.ns)); err != nil {
-			return err
-		}
-		n := 0
-		for i := range pods.Items {
-			if pods.Items[i].Spec.NodeName != "" {
-				n++
-			}
-		}
-		if n != room {
-			return fmt.Errorf("%d are bound", n)
-		}
-		return nil
-	})
+	w.boundCount(t, room)
 	second.kill()
 	stop()
 	if s := <-result; s.most > room || s.twice > 0 {

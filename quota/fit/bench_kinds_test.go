@@ -109,14 +109,7 @@ func BenchmarkKinds(b *testing.B) {
 				id := engine.WorkloadID(fmt.Sprintf("ns/new-%d", i))
 				w, a := ask(s, id, 1, -1, nil)
 				s.workloads[id].sets[0].Claims = kind.claims
-				took.time(func() {
-					p, no := s.Place(w, a, nil)
-					if no != nil {
-						none++
-						return
-					}
-					s.Take(id, p)
-				})
+				none += took.decision(s, w, a)
 				s.RemoveWorkload(id)
 				s.reindex()
 			}

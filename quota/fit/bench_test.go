@@ -62,14 +62,7 @@ func BenchmarkDecision(b *testing.B) {
 		w, a := ask(s, id, 1, gi, func(p *corev1.PodSpec) {
 			p.Containers[0].Resources.Requests = corev1.ResourceList{"cpu": resource.MustParse("100m")}
 		})
-		took.time(func() {
-			p, no := s.Place(w, a, nil)
-			if no != nil {
-				none++
-				return
-			}
-			s.Take(id, p)
-		})
+		none += took.decision(s, w, a)
 		// Room stays as it is.
 		s.RemoveWorkload(id)
 		s.reindex()

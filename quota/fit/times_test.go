@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-gpu/sluice/quota/engine"
 )
 
 // times are how long single runs of a benchmark took: by the clock, which counts
@@ -38,6 +40,19 @@ func (t *times) time(f func()) {
 	f()
 	t.own = append(t.own, processor()-own)
 	t.clock = append(t.clock, time.Since(began))
+}
+
+// decision takes the time of placing a workload, and says how often it found no room.
+func (t *times) decision(s *State, w *engine.Workload, a engine.Assignment) (none int) {
+	t.time(func() {
+		p, no := s.Place(w, a, nil)
+		if no != nil {
+			none = 1
+			return
+		}
+		s.Take(w.ID, p)
+	})
+	return none
 }
 
 func (t *times) report() {
