@@ -76,7 +76,8 @@ func (s *State) allocate(id engine.WorkloadID, n *node, state structured.Allocat
 	if len(claims) == 0 {
 		return []resourceapi.AllocationResult{}, nil
 	}
-	a, err := structured.NewAllocator(context.Background(), features, state, s, s.available(n), s.cel)
+	state, slices := s.narrow(n, state)
+	a, err := structured.NewAllocator(context.Background(), features, state, s, slices, s.cel)
 	if err != nil {
 		return nil, err
 	}

@@ -142,8 +142,16 @@ type draw struct {
 // Amounts that are no whole numbers are rounded so that a card is never thought to
 // have less than it has; exact says that there are none.
 type tally struct {
-	all   []int64
+	all []int64
+	// sets says of each in which set it is.
+	sets  []counterSet
 	exact bool
+}
+
+// counterSet is a set of counters of a pool.
+type counterSet struct {
+	pool poolKey
+	name string
 }
 
 // tallyOf numbers the counters of a node's own slices and says what each of its
@@ -173,7 +181,7 @@ func tallyOf(cards []card, own []*resourceapi.ResourceSlice) tally {
 				if !whole {
 					n, t.exact = total.Value(), false
 				}
-				places[name], t.all = place, append(t.all, n)
+				places[name], t.all, t.sets = place, append(t.all, n), append(t.sets, counterSet{name.pool, name.set})
 			}
 			n, whole := much.AsInt64()
 			if !whole {

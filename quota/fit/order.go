@@ -290,31 +290,38 @@ func (v *view) largest(sl *slot) int64 {
 }
 
 // disturbs says that what is taken lies on cards where somebody waits for what
-// others have, so that there would not be enough for him when those are gone.
+// others have, or draws from the counters of such a card, so that there would not be
+// enough for him when those are gone.
 func (v *view) disturbs(took []piece, awaited []*slot) bool {
 	type sum struct {
-		memory, cores int64
-		whole         bool
+		memory, cores  int64
+		whole, awaited bool
 	}
-	waits := map[int]sum{}
-	for _, sl := range awaited {
-		for _, p := range v.pieces(sl.devices) {
-			was := waits[p.card]
-			waits[p.card] = sum{was.memory + p.memory, was.cores + p.cores, was.whole || p.whole}
-		}
-	}
-	for _, p := range took {
-		was, ok := waits[p.card]
-		if !ok {
-			continue
-		}
-		was.memory, was.cores = was.memory+p.memory, was.cores+p.cores
-		waits[p.card] = was
-		if c := &v.cards[p.card]; was.whole || p.whole || was.memory > max(0, c.memory) || was.cores > max(0, c.cores) {
+	all, left := map[int]sum{}, slices.Clone(v.counters)
+	// add says whether a piece is too much.
+	add := func(p piece, awaited bool) bool {
+		was, known := all[p.card]
+		is := sum{was.memory + p.memory, was.cores + p.cores, was.whole || p.whole, was.awaited || awaited}
+		all[p.card] = is
+		c := &v.cards[p.card]
+		if is.awaited && known && (is.whole || is.memory > max(0, c.memory) || is.cores > max(0, c.cores)) {
 			return true
 		}
+		short := false
+		for _, d := range c.draws {
+			if !known {
+				left[d.counter] -= d.much
+				short = short || left[d.counter] < 0
+			}
+		}
+		return short
 	}
-	return false
+	for _, sl := range awaited {
+		for _, p := range v.pieces(sl.devices) {
+			add(p, true)
+		}
+	}
+	return slices.ContainsFunc(took, func(p piece) bool { return add(p, false) })
 }
 
 // asking has the allocator say what each gets.

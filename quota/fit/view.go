@@ -18,6 +18,8 @@ type view struct {
 	used  corev1.ResourceList
 	pods  int64
 	keys  keys
+	// counters are all of those that the cards draw from.
+	counters []int64
 	// refused are the queries that the allocator had no room for; they need not
 	// be asked again while nothing changes.
 	refused map[string]struct{}
@@ -252,7 +254,7 @@ func (s *State) sum(n *node, without map[engine.WorkloadID]bool) *view {
 		n.cards, n.selected, n.plain, n.could = cardsOf(n.slices), nil, nil, nil
 		n.counters = tallyOf(n.cards, n.slices)
 	}
-	v := &view{state: newAllocated(), used: corev1.ResourceList{}, cards: slices.Clone(n.cards)}
+	v := &view{state: newAllocated(), used: corev1.ResourceList{}, cards: slices.Clone(n.cards), counters: n.counters.all}
 	var seen []poolKey
 	for _, list := range [][]*resourceapi.ResourceSlice{n.slices, s.shared} {
 		for _, slice := range list {
@@ -280,7 +282,7 @@ func (s *State) sum(n *node, without map[engine.WorkloadID]bool) *view {
 // clone is a view of one's own. What is taken of single cards is shared until it
 // changes.
 func (v *view) clone() *view {
-	c := &view{used: make(corev1.ResourceList, len(v.used)+2), pods: v.pods, keys: v.keys}
+	c := &view{used: make(corev1.ResourceList, len(v.used)+2), pods: v.pods, keys: v.keys, counters: v.counters}
 	for name, q := range v.used {
 		c.used[name] = q.DeepCopy()
 	}
