@@ -3,6 +3,7 @@ package fit
 import (
 	"context"
 	"errors"
+	"maps"
 	"strings"
 	"time"
 
@@ -60,6 +61,8 @@ type searching struct {
 	now     func() time.Time
 	common  allowance
 	tenants map[string]*allowance
+	// sweepAt is how many there may be before the full ones are looked for.
+	sweepAt int
 }
 
 // extra is how many steps beyond the plain ones a namespace may make now.
@@ -84,12 +87,29 @@ func (s *searching) spend(namespace string, steps int) {
 	}
 	a := s.tenants[namespace]
 	if a == nil {
+		if len(s.tenants) >= s.sweepAt {
+			s.sweep()
+		}
 		a = &allowance{left: tenantSteps, at: s.now()}
 		s.tenants[namespace] = a
 	}
 	a.left -= steps
 	s.common.left -= steps
 }
+
+// sweep forgets the allowances that are full by now, those of namespaces that are
+// gone among them. It is done when there are twice as many as it left before.
+func (s *searching) sweep() {
+	now := s.now()
+	maps.DeleteFunc(s.tenants, func(_ string, a *allowance) bool {
+		a.refill(now, tenantSteps, tenantStepsASecond)
+		return a.left == tenantSteps
+	})
+	s.sweepAt = max(leastSwept, 2*len(s.tenants))
+}
+
+// leastSwept is how many allowances are kept without a look.
+const leastSwept = 64
 
 // namespaceOf is whose allowance a workload's searches are drawn from.
 func namespaceOf(id engine.WorkloadID) string {

@@ -274,7 +274,7 @@ func (s *State) RemoveWorkload(id engine.WorkloadID) {
 		return
 	}
 	s.asked.remove(w.sizes)
-	w.sets, w.sizes = nil, nil
+	w.sets, w.sizes, w.kept = nil, nil, 0
 	s.setSlots(w, nil)
 	s.forget(id, w)
 }
