@@ -59,6 +59,31 @@ func (w *world) open(t *testing.T, app string, want int) []corev1.Pod {
 	return all
 }
 
+// replaced waits until the open pods of a job were deleted, and all of its pods are
+// behind gates.
+func (w *world) replaced(t *testing.T, app string, pods int) {
+	t.Helper()
+	apitest.Eventually(t, apitest.Patience, "open pods of "+app+" deleted, others in their place", func(ctx context.Context) error {
+		gated := 0
+		for _, p := range w.podsOf(t, ctx, app) {
+			if controller.HasGate(&p) {
+				gated++
+				continue
+			}
+			if p.DeletionTimestamp == nil {
+				return fmt.Errorf("pod %s is left alone", p.Name)
+			}
+			if err := client.IgnoreNotFound(w.client.Delete(ctx, &p, client.GracePeriodSeconds(0))); err != nil {
+				return err
+			}
+		}
+		if gated != pods {
+			return fmt.Errorf("%d pods behind gates", gated)
+		}
+		return nil
+	})
+}
+
 // With Volcano's real controller. Its jobs cannot be suspended: their pods are born
 // gated, go to Volcano's scheduler with their tickets, and are deleted on eviction.
 func TestAVolcanoJobIsGovernedThroughItsPods(t *testing.T) {
@@ -128,25 +153,7 @@ spec:
 	ticketed()
 
 	w.stopQueue(t, queue, kueue.HoldAndDrain)
-	apitest.Eventually(t, apitest.Patience, "open pods deleted, others in their place", func(ctx context.Context) error {
-		gated := 0
-		for _, p := range w.podsOf(t, ctx, "sim") {
-			if controller.HasGate(&p) {
-				gated++
-				continue
-			}
-			if p.DeletionTimestamp == nil {
-				return fmt.Errorf("pod %s is left alone", p.Name)
-			}
-			if err := client.IgnoreNotFound(w.client.Delete(ctx, &p, client.GracePeriodSeconds(0))); err != nil {
-				return err
-			}
-		}
-		if gated != 3 {
-			return fmt.Errorf("%d pods behind gates", gated)
-		}
-		return nil
-	})
+	w.replaced(t, "sim", 3)
 	w.usage(t, queue, "nvidia.com/gpu=0")
 
 	w.stopQueue(t, queue, kueue.None)

@@ -89,6 +89,18 @@ const (
 	kueueNamespace = "kueue-system"
 )
 
+// endAll stops all programs of a name.
+func (s *Server) endAll(name string) {
+	s.mu.Lock()
+	running := slices.Clone(s.running)
+	s.mu.Unlock()
+	for _, c := range running {
+		if filepath.Base(c.Path) == name {
+			s.end(c)
+		}
+	}
+}
+
 // end stops one program.
 func (s *Server) end(c *exec.Cmd) {
 	_ = c.Process.Signal(syscall.SIGTERM)

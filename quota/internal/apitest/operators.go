@@ -37,8 +37,9 @@ const (
 )
 
 // StartOperator installs the CustomResourceDefinitions of an operator of the
-// pinned version and runs it, as the admin, until the server stops. Starting it
-// again does nothing. Tests that share a server call it one after the other.
+// pinned version and runs it, as the admin, until the server stops; that of MPI,
+// of which a machine can run one, until the test ends. Starting it again does
+// nothing. Tests that share a server call it one after the other.
 func (s *Server) StartOperator(t testing.TB, name string) {
 	t.Helper()
 	err, started := s.operators[name]
@@ -51,6 +52,12 @@ func (s *Server) StartOperator(t testing.TB, name string) {
 	}
 	if err != nil {
 		t.Fatalf("%s: %v", name, err)
+	}
+	if name == MPIOperator && !started {
+		t.Cleanup(func() {
+			s.endAll(name)
+			delete(s.operators, name)
+		})
 	}
 }
 
