@@ -97,6 +97,10 @@ func (c *core) afford(wl *kueue.Workload, a *kueue.Admission, set string, ask cl
 	for _, r := range devices {
 		part, bounded := share(given, r)
 		switch {
+		case bounded && own[r] > part && known && amounts(requested)[r] >= own[r] && conditionTrue(wl, Corrected):
+			return price, &outgrownError{fmt.Sprintf(
+				"Workload %s is charged for what its pods were given, %s %s for each pod of set %q, and another pod has come, which may be given %s",
+				wl.Name, engine.FormatAmount(r, part), r, set, engine.FormatAmount(r, own[r]))}
 		case bounded && own[r] > part && known && amounts(requested)[r] >= own[r]:
 			// The request is the admitted one, the cards are larger ones: it may
 			// still have those that it was admitted for.

@@ -152,8 +152,8 @@ type work struct {
 	// giving is how many pods of each set it does without, which its status may not
 	// show yet.
 	giving map[string]int32
-	// last is how many pods each set of its job can still need, where that is known,
-	// if the job makes no pod in place of one that fails; nil if it does, or may.
+	// last has the sets of its job in which no pod is made in place of one that
+	// fails, and how many pods each of them can still need, 0 where that is not known.
 	last map[string]int32
 	// lowered is what it is about to be charged, for what was allocated; see
 	// correct.go. Its status may not show it yet.

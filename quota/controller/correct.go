@@ -26,7 +26,7 @@ import (
 // was charged beyond that is free for others.
 //
 // It is done for pods and claims that are workloads of their own, and for the pods
-// of a job once no other can come; see lastpods.go. All pods of a set are charged
+// of jobs and groups once no other can come; see lastpods.go. All pods of a set are charged
 // as the dearest of them: what a set is charged is the same part for each, and a
 // part is given back with each that has done its work.
 
@@ -115,10 +115,10 @@ func (c *core) lessUsage(given *kueue.PodSetAssignment, each pricing.Price) (usa
 // cost for good.
 func (c *core) podsGranted(w *work, a *kueue.Admission, set string) [][]*resourceapi.ResourceClaim {
 	owner := metav1.GetControllerOf(w.object)
-	if owner == nil {
+	switch {
+	case owner == nil && w.object.Labels[GroupLabel] == "":
 		return nil
-	}
-	if owner.Kind != "Pod" && owner.Kind != "ResourceClaim" {
+	case owner == nil, owner.Kind != "Pod" && owner.Kind != "ResourceClaim":
 		return c.lastPods(w, a, set)
 	}
 	if claims := c.grantedTo(w); claims != nil && len(a.PodSetAssignments) == 1 && w.object.Spec.PodSets[0].Count == 1 {
@@ -194,6 +194,8 @@ func (r *workloads) correct(ctx context.Context, wl *kueue.Workload) error {
 	}
 	wl = wl.DeepCopy()
 	wl.Status.Admission = cor.admission
+	message := "Charged for what was allocated: " + describeUsage(translate.Assignment(cor.admission))
+	corrected(wl, message, r.now())
 	if err := r.write(ctx, wl); err != nil {
 		if apierrors.IsConflict(err) {
 			// The version that won brings the Workload here again.
@@ -201,7 +203,7 @@ func (r *workloads) correct(ctx context.Context, wl *kueue.Workload) error {
 		}
 		return err
 	}
-	r.event(wl, corev1.EventTypeNormal, "Corrected", "Charged for what was allocated: "+describeUsage(translate.Assignment(cor.admission)))
+	r.event(wl, corev1.EventTypeNormal, "Corrected", message)
 	return nil
 }
 

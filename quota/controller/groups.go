@@ -28,6 +28,9 @@ import (
 const (
 	GroupLabel = "kueue.x-k8s.io/pod-group-name"
 	GroupTotal = "kueue.x-k8s.io/pod-group-total-count"
+	// GroupRetriable says, on any pod of a group and with the value false, that no
+	// pod takes the place of another.
+	GroupRetriable = "kueue.x-k8s.io/retriable-in-group"
 )
 
 // groupReconciler makes the Workloads of pod groups, lets pods replace others of
@@ -245,6 +248,9 @@ func lists(wl *kueue.Workload, uid types.UID) bool {
 // place of members that are gone or have failed, and ends it when none is left.
 func (r *groupReconciler) attend(ctx context.Context, g *group, wl *kueue.Workload) error {
 	live, done := members(wl, g.live), members(wl, g.ended)
+	r.mu.Lock()
+	closed := r.closed(wl)
+	r.mu.Unlock()
 	taken := map[string]int32{}
 	succeeded := 0
 	for _, p := range live {
@@ -263,6 +269,10 @@ func (r *groupReconciler) attend(ctx context.Context, g *group, wl *kueue.Worklo
 		}
 		set := role(p)
 		i := slices.IndexFunc(wl.Spec.PodSets, func(s kueue.PodSet) bool { return string(s.Name) == set })
+		if closed {
+			r.event(p, corev1.EventTypeWarning, "NotInGroup", "Not admitted with group %s: none of its pods is replaced, as annotation %s: \"false\" on one of them says", g.name, GroupRetriable)
+			continue
+		}
 		if len(live) == 0 || i < 0 || taken[set] >= wl.Spec.PodSets[i].Count {
 			r.event(p, corev1.EventTypeWarning, "NotInGroup", "Not admitted with group %s: it runs with %d other pods, and none that this one could replace is gone", g.name, g.total)
 			continue
@@ -284,6 +294,20 @@ func (r *groupReconciler) attend(ctx context.Context, g *group, wl *kueue.Worklo
 		return r.discard(ctx, wl)
 	}
 	return r.end(ctx, wl, succeeded == g.total, fmt.Sprintf("All pods of group %s have ended, %d of %d with success", g.name, succeeded, g.total))
+}
+
+// closed says that no pod takes the place of another in a group: one of its pods
+// says so, or said so when the group was charged for what its pods were given.
+func (c *core) closed(wl *kueue.Workload) bool {
+	if conditionTrue(wl, Corrected) {
+		return true
+	}
+	for _, p := range c.podsOf[workloadID(wl.Namespace, wl.Name)] {
+		if p.object.Annotations[GroupRetriable] == "false" && p.belongs(wl) {
+			return true
+		}
+	}
+	return false
 }
 
 // discard deletes a Workload. One that holds quota stays until that is free.

@@ -104,12 +104,15 @@ func (r *jobReconciler) Reconcile(ctx context.Context, req jobRequest) (ctrl.Res
 
 // follow makes a job do what its Workload says.
 func (r *jobReconciler) follow(ctx context.Context, kind *jobs.Kind, job *unstructured.Unstructured, wl *kueue.Workload) (ctrl.Result, error) {
+	a, run := admitted(wl)
 	if !kind.CanSuspend() {
 		// Its pods wait at their gates, and go on eviction.
+		if run {
+			r.noteLast(wl, kind, job)
+		}
 		return ctrl.Result{}, nil
 	}
 	r.heed(wl)
-	a, run := admitted(wl)
 	suspended := kind.Suspended(job)
 	switch {
 	case run && suspended && (r.isHalted() || !r.counted(wl)):
@@ -126,6 +129,10 @@ func (r *jobReconciler) follow(ctx context.Context, kind *jobs.Kind, job *unstru
 		if why != "" {
 			return ctrl.Result{}, ignoreConflict(r.again(ctx, job, wl, why))
 		}
+		// What was known of it may be of an earlier run.
+		if err := r.lookForLast(ctx, kind, job, wl); err != nil {
+			return ctrl.Result{}, err
+		}
 		return ctrl.Result{}, ignoreConflict(r.start(ctx, kind, job, sets, wl, a))
 	case !run && !suspended:
 		if left, err := r.notice(ctx, wl); left > 0 || err != nil {
@@ -135,7 +142,9 @@ func (r *jobReconciler) follow(ctx context.Context, kind *jobs.Kind, job *unstru
 	case !run && jobs.Started(job):
 		return r.restore(ctx, kind, job)
 	case run:
-		r.noteLast(wl, kind, job)
+		if err := r.lookForLast(ctx, kind, job, wl); err != nil {
+			return ctrl.Result{}, err
+		}
 		again, err := r.reclaim(ctx, kind, job, wl)
 		if again {
 			return ctrl.Result{RequeueAfter: recheck}, err

@@ -1,56 +1,111 @@
 package controller
 
 import (
+	"context"
 	"maps"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
 	"github.com/sluice-gpu/sluice/quota/jobs"
+	"github.com/sluice-gpu/sluice/quota/lifecycle"
 )
 
 // A pod of a job may be replaced, and its replacement be given the dearest again.
 // Had the charge gone down by then, the replacement would get no ticket for what
 // the scheduler chooses, and wait while its job holds what is left. So the charge
-// of a job's pods is corrected once no other pod can come: all that are needed are
-// there and have their devices, and the job ends with the next that fails.
+// of a set's pods is corrected once no other pod can come: all that are needed are
+// there and have their devices, and none is made in place of one that fails.
 //
-// A user can still let more come, by raising the limit of a job that runs. Their
-// tickets stay within what is charged then, like all tickets.
+// Others can still let more come: a user who raises the limit of a job that runs,
+// or whoever deletes a pod from outside, where the kind's own controller makes all
+// that are missing. Such a pod does not wait for what was given away, and nothing
+// is charged that is not there: the workload goes back into its queue, with the
+// dearest to be charged; see outgrownError.
 
-// noteLast remembers of a job whether it makes another pod. It is asked each time
-// the job has changed, and after a restart.
+// Corrected is the condition of a Workload that is charged for what its pods were
+// given, and not for what they might have been.
+const Corrected = "quota.sluice.dev/Corrected"
+
+// corrected notes it.
+func corrected(wl *kueue.Workload, message string, now time.Time) {
+	meta.SetStatusCondition(&wl.Status.Conditions, metav1.Condition{
+		Type: Corrected, Status: metav1.ConditionTrue, LastTransitionTime: metav1.NewTime(now),
+		Reason: "Allocated", Message: message, ObservedGeneration: wl.Generation,
+	})
+}
+
+// outgrownError says that a pod has come for which what its workload is charged,
+// since it was corrected, does not suffice.
+type outgrownError struct{ text string }
+
+func (e *outgrownError) Error() string { return e.text }
+
+// noteLast remembers of a job for which of its sets it makes no other pods, and
+// how many it can still need of each. It is asked each time the job has changed,
+// and after a restart.
 func (c *core) noteLast(wl *kueue.Workload, kind *jobs.Kind, job *unstructured.Unstructured) {
-	var last map[string]int32
-	if kind.Last(job) {
-		last = kind.Left(job)
-		if last == nil {
-			last = map[string]int32{}
-		}
+	left, last := kind.Left(job), map[string]int32{}
+	for set := range kind.Last(job) {
+		last[set] = left[set]
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	w := c.works[workloadID(wl.Namespace, wl.Name)]
-	if w == nil || w.object == nil || w.object.UID != wl.UID || (w.last == nil) == (last == nil) && maps.Equal(w.last, last) {
+	if w == nil || w.object == nil || w.object.UID != wl.UID || maps.Equal(w.last, last) {
 		return
 	}
 	w.last = last
 	c.tell(w.id)
 }
 
-// lastPods are the claims of each pod of a job's set, if these pods are the last:
-// all that the set was admitted with and has not given back are there, each has
-// its devices, and the job makes no other. nil if not.
+// lastOf is how many pods a set of a workload can still need, if none is made in
+// place of one that fails.
+func (c *core) lastOf(w *work, set string) (need int32, known bool) {
+	if metav1.GetControllerOf(w.object) == nil {
+		return 0, c.closed(w.object)
+	}
+	need, known = w.last[set]
+	return need, known
+}
+
+// outgrew sends a workload back into its queue that is charged less than a pod
+// which has come may need: admitted anew it is charged the dearest.
+func (s *sources) outgrew(ctx context.Context, wl *kueue.Workload, why *outgrownError) error {
+	wl = wl.DeepCopy()
+	queue := string(wl.Status.Admission.ClusterQueue)
+	v := lifecycle.Verdict{Reason: "Outgrown", Message: why.text + "; it waits for an admission that pays for that"}
+	lifecycle.Evict(wl, v, s.now())
+	if err := s.client.Status().Update(ctx, wl, client.FieldOwner(FieldOwner)); err != nil {
+		return err
+	}
+	s.saw(wl.DeepCopy())
+	s.metrics.evicted(queue, v, "")
+	for i := range wl.OwnerReferences[:min(1, len(wl.OwnerReferences))] {
+		o := &wl.OwnerReferences[i]
+		regarding := &corev1.ObjectReference{APIVersion: o.APIVersion, Kind: o.Kind, Namespace: wl.Namespace, Name: o.Name, UID: o.UID}
+		s.recorder.Eventf(regarding, wl, corev1.EventTypeWarning, "EvictedDueTo"+v.Reason, "Quota", "%s", v.Message)
+	}
+	return nil
+}
+
+// lastPods are the claims of each pod of a set, if these pods are the last: all
+// that the set was admitted with and has not given back are there, each has its
+// devices, and no other is made. nil if not.
 func (c *core) lastPods(w *work, a *kueue.Admission, set string) [][]*resourceapi.ResourceClaim {
 	given := setOf(c.kept(w, a), set)
-	if w.last == nil || given == nil || !c.synced || !c.caughtUp || len(c.writing[w.id]) > 0 {
+	if given == nil || !c.synced || !c.caughtUp || len(c.writing[w.id]) > 0 {
 		return nil
 	}
 	count := ptr.Deref(given.Count, 0)
-	if need, known := w.last[set]; known && need > count {
+	if need, known := c.lastOf(w, set); !known || need > count {
 		return nil
 	}
 	for pod := range c.promises[w.id] {

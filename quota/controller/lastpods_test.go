@@ -1,7 +1,10 @@
 package controller
 
 import (
+	"errors"
+	"strings"
 	"testing"
+	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -145,9 +148,9 @@ func inTeam(name string) types.NamespacedName {
 	return types.NamespacedName{Namespace: "team", Name: name}
 }
 
-// TestNoTicketExceedsACorrectedCharge: the limit of the Job was raised after all,
-// and a pod comes that asks for a whole card of 10Gi.
-func TestNoTicketExceedsACorrectedCharge(t *testing.T) {
+// TestAPodThatACorrectedChargeDoesNotPayForGetsNoTicket: the limit of the
+// Job was raised after all, and a pod comes that asks for a whole card of 10Gi.
+func TestAPodThatACorrectedChargeDoesNotPayForGetsNoTicket(t *testing.T) {
 	c, wl := crew(t)
 	c.notes(t, wl, func(*batchv1.Job) {})
 	cor := c.correction("team/w")
@@ -163,12 +166,21 @@ func TestNoTicketExceedsACorrectedCharge(t *testing.T) {
 	lowered.Annotations = paid.Annotations()
 	c.saw(lowered)
 
-	// The request is the admitted one, so there is a ticket, for what is charged.
+	// The request is the admitted one. What the caller has seen of the Workload is
+	// older than the correction: what is charged bounds the ticket.
 	ask := asks("of-c", "c", 1)
 	c.works["team/w"].asked = map[string][]resourceapi.DeviceClaim{mainSet: {ask.devices}}
-	// What the caller has seen of the Workload is older than the correction.
 	tick, err := c.ticketFor(ask, wl, wl.Status.Admission, mainSet, "n1")
 	if err != nil || tick == nil || tick.Memory != 8*gi {
 		t.Errorf("ticket %+v, %v; want one for 8Gi", tick, err)
+	}
+	c.written("team/w", ask)
+	// Once it shows, the workload is to wait for what the pod may need.
+	wl = wl.DeepCopy()
+	wl.Status.Admission = cor.admission
+	corrected(wl, "", time.Unix(0, 0))
+	tick, err = c.ticketFor(ask, wl, wl.Status.Admission, mainSet, "n1")
+	if want := new(outgrownError); tick != nil || !errors.As(err, &want) || !strings.Contains(want.text, "8Gi nvidia.com/gpu-memory for each pod") {
+		t.Errorf("ticket %+v, %v; want none", tick, err)
 	}
 }

@@ -2,12 +2,14 @@ package controller
 
 import (
 	"context"
+	"errors"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
 	"github.com/sluice-gpu/sluice/quota/jobs"
 )
@@ -19,6 +21,16 @@ func (r *jobReconciler) setsOf(ctx context.Context, kind *jobs.Kind, job *unstru
 	if kind.Made == nil {
 		return kind.PodSets(job)
 	}
+	made, of, err := r.madeOf(ctx, kind, job)
+	if err != nil {
+		return nil, err
+	}
+	return kind.MadeSets(job, made, of)
+}
+
+// madeOf is the job that was made of another, and its kind. jobs.ErrNotMade if it
+// is not there.
+func (r *jobReconciler) madeOf(ctx context.Context, kind *jobs.Kind, job *unstructured.Unstructured) (*unstructured.Unstructured, *jobs.Kind, error) {
 	for _, child := range r.jobsUnder(job.GetUID()) {
 		if !kind.Makes(child.kind) {
 			continue
@@ -28,13 +40,30 @@ func (r *jobReconciler) setsOf(ctx context.Context, kind *jobs.Kind, job *unstru
 		if err := r.live.Get(ctx, child.name, made); apierrors.IsNotFound(err) {
 			continue
 		} else if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		if o := metav1.GetControllerOf(made); o != nil && o.UID == job.GetUID() && made.GetDeletionTimestamp() == nil {
-			return kind.MadeSets(job, made, child.kind)
+			return made, child.kind, nil
 		}
 	}
-	return nil, jobs.ErrNotMade
+	return nil, nil, jobs.ErrNotMade
+}
+
+// lookForLast remembers for which sets a job makes no other pods, by the job that
+// was made of it where its kind has them there.
+func (r *jobReconciler) lookForLast(ctx context.Context, kind *jobs.Kind, job *unstructured.Unstructured, wl *kueue.Workload) error {
+	if kind.Made != nil {
+		made, of, err := r.madeOf(ctx, kind, job)
+		if errors.Is(err, jobs.ErrNotMade) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		kind, job = of, made
+	}
+	r.noteLast(wl, kind, job)
+	return nil
 }
 
 // unmade keeps a job back that cannot be queued yet, because what has its pods is

@@ -66,7 +66,7 @@ func (r *podReconciler) open(ctx context.Context, pod *corev1.Pod, wl *kueue.Wor
 	}
 	for _, claim := range claims {
 		if err := r.issue(ctx, claim, wl, a, set, node, pod.UID); err != nil {
-			if errors.As(err, new(*overError)) {
+			if unpaid(err) {
 				r.placeLost(workloadID(wl.Namespace, wl.Name), pod.UID)
 			}
 			return err
@@ -91,7 +91,7 @@ func (r *podReconciler) open(ctx context.Context, pod *corev1.Pod, wl *kueue.Wor
 	}
 	birth, err := r.birth(pod, wl, a, set, node)
 	if err != nil {
-		if errors.As(err, new(*overError)) {
+		if unpaid(err) {
 			r.placeLost(workloadID(wl.Namespace, wl.Name), pod.UID)
 		}
 		return err
@@ -104,6 +104,11 @@ func (r *podReconciler) open(ctx context.Context, pod *corev1.Pod, wl *kueue.Wor
 		r.written(workloadID(wl.Namespace, wl.Name), claimRequest{claim: pod.UID})
 	}
 	return err
+}
+
+// unpaid says whether an admission does not pay for what a pod asks for.
+func unpaid(err error) bool {
+	return errors.As(err, new(*overError)) || errors.As(err, new(*outgrownError))
 }
 
 // surely says whether a write that failed is known not to have been done.

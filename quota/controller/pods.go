@@ -80,9 +80,15 @@ func (r *podReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 	}
 	var over *overError
 	var beyond *beyondError
+	var outgrown *outgrownError
 	switch err := r.open(ctx, pod, wl, a, m.set); {
 	case errors.Is(err, errWait):
 		return ctrl.Result{RequeueAfter: recheck}, nil
+	case errors.As(err, &outgrown):
+		if err := r.outgrew(ctx, wl, outgrown); err != nil {
+			return ctrl.Result{RequeueAfter: recheck}, client.IgnoreNotFound(ignoreConflict(err))
+		}
+		return ctrl.Result{}, nil
 	case errors.As(err, &beyond):
 		r.tellBeyond(pod, wl, beyond)
 		return ctrl.Result{RequeueAfter: recheck}, nil

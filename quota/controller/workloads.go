@@ -305,6 +305,11 @@ func (c *core) madeAgain(wl *kueue.Workload, held engine.Assignment) {
 		c.Status, c.Message = metav1.ConditionTrue, "Made again: what it admitted is still in use"
 		meta.SetStatusCondition(&wl.Status.Conditions, c)
 	}
+	if w := c.works[workloadID(wl.Namespace, wl.Name)]; w != nil && w.object != nil {
+		if before := meta.FindStatusCondition(w.object.Status.Conditions, Corrected); before != nil {
+			meta.SetStatusCondition(&wl.Status.Conditions, *before)
+		}
+	}
 }
 
 // failed takes an admission back that is not in the API.
@@ -352,6 +357,7 @@ func (r *workloads) release(ctx context.Context, wl *kueue.Workload, id engine.W
 	}
 	wl = wl.DeepCopy()
 	lifecycle.Release(wl, r.now())
+	meta.RemoveStatusCondition(&wl.Status.Conditions, Corrected)
 	// The engine learns of it from the result, like every other replica.
 	return ctrl.Result{}, r.write(ctx, wl)
 }

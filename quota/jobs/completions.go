@@ -73,31 +73,3 @@ func (c *Completions) done(job *unstructured.Unstructured, set string) int64 {
 	}
 	return 0
 }
-
-// Retries say when a kind's own controller stops to replace pods that fail.
-type Retries struct {
-	// Limit is the path of how many pods may fail before the job does with the next,
-	// Failed that of how many have failed.
-	Limit, Failed string
-	// Unless are paths of fields by which some failures do not count.
-	Unless []string
-}
-
-// Last says that the job makes no pod in place of one that fails: it fails with
-// it. It may still make those that it has not come to yet; see [Kind.Left].
-func (k *Kind) Last(job *unstructured.Unstructured) bool {
-	if k.Retries == nil {
-		return false
-	}
-	for _, path := range k.Retries.Unless {
-		if _, found, err := unstructured.NestedFieldNoCopy(job.Object, fields(path)...); found || err != nil {
-			return false
-		}
-	}
-	limit, found, err := unstructured.NestedInt64(job.Object, fields(k.Retries.Limit)...)
-	if !found || err != nil {
-		return false
-	}
-	failed, _, err := unstructured.NestedInt64(job.Object, fields(k.Retries.Failed)...)
-	return err == nil && failed >= limit
-}

@@ -28,26 +28,3 @@ func TestAJobNeedsFewerPodsTowardsItsEnd(t *testing.T) {
 		})
 	}
 }
-
-func TestWhichJobsReplaceNoPodAnyMore(t *testing.T) {
-	for name, tc := range map[string]struct {
-		kind, rest string
-		want       bool
-	}{
-		"no retries":                  {"batch/v1 Job", `{spec: {backoffLimit: 0, template: T}}`, true},
-		"retries are left":            {"batch/v1 Job", `{spec: {backoffLimit: 6, template: T}, status: {failed: 5}}`, false},
-		"all retries are used":        {"batch/v1 Job", `{spec: {backoffLimit: 6, template: T}, status: {failed: 6}}`, true},
-		"no limit":                    {"batch/v1 Job", `{spec: {template: T}}`, false},
-		"some failures do not count":  {"batch/v1 Job", `{spec: {backoffLimit: 0, podFailurePolicy: {rules: []}, template: T}}`, false},
-		"each index has its own":      {"batch/v1 Job", `{spec: {backoffLimit: 0, backoffLimitPerIndex: 2, template: T}}`, false},
-		"another controller's":        {"batch/v1 Job", `{spec: {backoffLimit: 0, managedBy: example.com/x, template: T}}`, false},
-		"a kind that is not known so": {"kubeflow.org/v1 PyTorchJob", `{spec: {backoffLimit: 0, pytorchReplicaSpecs: {Worker: {template: T}}}}`, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			k, j := parse(t, tc.kind, tc.rest)
-			if got := k.Last(j); got != tc.want {
-				t.Errorf("%v, want %v", got, tc.want)
-			}
-		})
-	}
-}

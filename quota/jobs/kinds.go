@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/utils/ptr"
 )
 
 // Kind describes one kind of job. Paths are field names with dots between them,
@@ -40,9 +41,9 @@ type Kind struct {
 	// Nested says that it has jobs made of it which keep what was merged into
 	// their templates once: that has to be taken out there too.
 	Nested bool `json:"nested,omitempty"`
-	// Retries say how often a pod that fails is replaced; nil if that cannot be told,
-	// and for configured kinds.
-	Retries *Retries `json:"-"`
+	// Retries say by what no pod is made in place of one that fails, in all sets;
+	// nil if nothing but the templates' own tell.
+	Retries *Retries `json:"retries,omitempty"`
 	// Made says that its pods are those of a job that its own controller makes of
 	// it, from templates that are elsewhere; Sets is empty then. Only kinds that
 	// are known without configuration have it.
@@ -70,6 +71,9 @@ type Template struct {
 	// Completions say how much is left to do, for sets that need fewer pods
 	// towards their end; nil for others, and for those of configured kinds.
 	Completions *Completions `json:"-"`
+	// Retries say the same as those of the kind, for this set alone, or for each
+	// element. Where both are there both must.
+	Retries *Retries `json:"retries,omitempty"`
 }
 
 // End is a sign that a job has ended: a condition that is True, or a field that
@@ -99,12 +103,17 @@ func conditions(failed string, succeeded ...string) []End {
 }
 
 // kubeflow is a kind of the training operator, all of which are alike but for
-// the name of the field with their replicas.
-func kubeflow(kind, resource, replicas string) Kind {
+// the name of the field with their replicas, what a missing restart policy means,
+// and the fields by which the number of pods may change.
+func kubeflow(kind, resource, replicas string, never []string, elastic ...string) Kind {
 	return Kind{
 		Group: "kubeflow.org", Version: "v1", Kind: kind, Resource: resource,
-		Suspend:       "spec.runPolicy.suspend",
-		Sets:          []Template{{Each: "spec." + replicas, Path: "template", Least: []string{"replicas"}}},
+		Suspend: "spec.runPolicy.suspend",
+		Sets: []Template{{
+			Each: "spec." + replicas, Path: "template", Least: []string{"replicas"},
+			Retries: &Retries{Policy: "restartPolicy", Never: never},
+		}},
+		Retries:       &Retries{Unless: elastic},
 		Ends:          conditions("Failed", "Succeeded"),
 		PriorityClass: "spec.runPolicy.schedulingPolicy.priorityClass",
 		SetLabel:      "training.kubeflow.org/replica-type",
@@ -121,8 +130,16 @@ func rayCluster(path string) []Template {
 
 // builtIn are the kinds that are known without configuration.
 func builtIn() []Kind {
-	mpi := kubeflow("MPIJob", "mpijobs", "mpiReplicaSpecs")
+	// What the operators make of a restart policy that is not named: some restart
+	// pods then, some do not.
+	never, neverIfMissing := []string{"Never"}, []string{"Never", ""}
+	mpi := kubeflow("MPIJob", "mpijobs", "mpiReplicaSpecs", neverIfMissing)
 	mpi.Version, mpi.SetLabel = "v2beta1", "training.kubeflow.org/job-role"
+	// The launcher is a Job, whatever its restart policy says.
+	mpi.Retries = &Retries{Sets: []string{"launcher"}, Limit: "spec.runPolicy.backoffLimit"}
+	older := kubeflow("MPIJob", "mpijobs", "mpiReplicaSpecs", nil)
+	// The training operator makes the pods of an MPIJob again when one was evicted.
+	older.Retries, older.Sets[0].Retries = nil, nil
 	return []Kind{
 		{
 			Group: "batch", Version: "v1", Kind: "Job", Resource: "jobs",
@@ -145,19 +162,29 @@ func builtIn() []Kind {
 				Name: "name", Each: "spec.replicatedJobs", Path: "template.spec.template",
 				Least: []string{"template.spec.parallelism", "template.spec.completions"}, Times: []string{"replicas"},
 				Completions: &Completions{Of: "replicas", Each: "status.replicatedJobsStatus", Done: "succeeded", Again: "spec.failurePolicy"},
+				// Its Jobs replace pods like others.
+				Retries: &Retries{
+					Limit:  "template.spec.backoffLimit",
+					Unless: []string{"template.spec.podFailurePolicy", "template.spec.backoffLimitPerIndex", "template.spec.managedBy"},
+				},
 			}},
+			// Without a policy it fails with the first of its Jobs.
+			Retries: &Retries{
+				Limit: "spec.failurePolicy.maxRestarts", Failed: "status.restartsCountTowardsMax", Missing: ptr.To[int64](0),
+				Unless: []string{"spec.failurePolicy.rules", "spec.managedBy"},
+			},
 			Ends:     conditions("Failed", "Completed"),
 			SetLabel: "jobset.sigs.k8s.io/replicatedjob-name",
 			Nested:   true,
 		},
-		kubeflow("PyTorchJob", "pytorchjobs", "pytorchReplicaSpecs"),
-		kubeflow("TFJob", "tfjobs", "tfReplicaSpecs"),
-		kubeflow("XGBoostJob", "xgboostjobs", "xgbReplicaSpecs"),
-		kubeflow("PaddleJob", "paddlejobs", "paddleReplicaSpecs"),
-		kubeflow("JAXJob", "jaxjobs", "jaxReplicaSpecs"),
+		kubeflow("PyTorchJob", "pytorchjobs", "pytorchReplicaSpecs", never, "spec.elasticPolicy"),
+		kubeflow("TFJob", "tfjobs", "tfReplicaSpecs", neverIfMissing, "spec.enableDynamicWorker"),
+		kubeflow("XGBoostJob", "xgboostjobs", "xgbReplicaSpecs", neverIfMissing),
+		kubeflow("PaddleJob", "paddlejobs", "paddleReplicaSpecs", never, "spec.elasticPolicy"),
+		kubeflow("JAXJob", "jaxjobs", "jaxReplicaSpecs", neverIfMissing),
 		trainJob(),
 		mpi,
-		kubeflow("MPIJob", "mpijobs", "mpiReplicaSpecs"),
+		older,
 		{
 			Group: "ray.io", Version: "v1", Kind: "RayJob", Resource: "rayjobs",
 			Suspend: "spec.suspend",
@@ -253,7 +280,10 @@ func (k *Kind) validate() error {
 	if len(k.Sets) == 0 {
 		return fmt.Errorf("job kind %s: podSets is empty; name at least one pod template", name)
 	}
-	paths := append([]string{k.Suspend, k.PriorityClass, k.Active}, k.Demands...)
+	if err := k.Retries.validate(); err != nil {
+		return fmt.Errorf("job kind %s: %w", name, err)
+	}
+	paths := append(append([]string{k.Suspend, k.PriorityClass, k.Active}, k.Demands...), k.Retries.paths()...)
 	for i, s := range k.Sets {
 		if s.Path == "" {
 			return fmt.Errorf("job kind %s: podSets[%d].path is empty; it is the path of a PodTemplateSpec", name, i)
@@ -261,7 +291,13 @@ func (k *Kind) validate() error {
 		if s.Each == "" && s.Name == "" {
 			return fmt.Errorf("job kind %s: podSets[%d] needs a name, or each for a list or map of sets", name, i)
 		}
-		paths = append(append(append(paths, s.Path, s.Each), s.Least...), s.Times...)
+		if err := s.Retries.validate(); err != nil {
+			return fmt.Errorf("job kind %s: podSets[%d].%w", name, i, err)
+		}
+		if s.Retries != nil && len(s.Retries.Sets) > 0 {
+			return fmt.Errorf("job kind %s: podSets[%d].retries.sets is for the retries of the kind; those of a set are about it", name, i)
+		}
+		paths = append(append(append(append(paths, s.Path, s.Each), s.Least...), s.Times...), s.Retries.paths()...)
 	}
 	for i, e := range k.Ends {
 		if (e.Condition == "") == (e.Path == "") || (e.Path == "") != (e.Value == "") {
