@@ -74,6 +74,9 @@ func (r *reasons) say(ctx context.Context, id engine.WorkloadID) {
 		return
 	}
 	wl := copyStatus(v.object)
+	// The place in the queue changes with every workload that comes or goes, and what
+	// is written here would be of a moment ago.
+	why.Position = 0
 	message := why.String()
 	reason := string(why.Reason)
 	if reason == "" {

@@ -495,7 +495,13 @@ func (w *world) waits(t *testing.T, owner client.Object, says string) {
 			return err
 		}
 		for _, c := range wl.Status.Conditions {
-			if c.Type == kueue.WorkloadQuotaReserved && c.Status == metav1.ConditionFalse && strings.Contains(c.Message, says) {
+			if c.Type != kueue.WorkloadQuotaReserved || c.Status != metav1.ConditionFalse {
+				continue
+			}
+			if strings.Contains(c.Message, "(position") {
+				t.Errorf("a place in the queue is kept, which changes: %s", c.Message)
+			}
+			if strings.Contains(c.Message, says) {
 				return nil
 			}
 		}
