@@ -2,6 +2,7 @@ package controller_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -355,9 +356,29 @@ func TestAJobMayRunForSoLongAndNoLonger(t *testing.T) {
 	j.Labels["kueue.x-k8s.io/max-exec-time-seconds"] = "2"
 	w.create(t, j)
 	w.allBound(t, "train", 1)
+	alone := gated(withTemplate(pod("alone", "queue-q"), "t"))
+	alone.Labels["kueue.x-k8s.io/max-exec-time-seconds"] = "2"
+	w.create(t, alone)
+	w.bound(t, "alone")
 	w.becomes(t, j, "is over", func(wl *kueue.Workload) bool {
 		return !ptr.Deref(wl.Spec.Active, true) && !holdsQuota(wl) && condition(wl, kueue.WorkloadRequeued, metav1.ConditionFalse, "Deactivated")
 	})
+	// Both know the limit and what comes next, which is not the same for both.
+	const limit = "may run for 2s in all"
+	w.hearsAny(t, "Job", "train", "MaximumExecutionTimeExceeded", limit)
+	w.hearsAny(t, "Job", "train", "MaximumExecutionTimeExceeded", "until spec.active of Workload")
+	w.hearsAny(t, "Pod", "alone", "MaximumExecutionTimeExceeded", limit)
+	w.hearsAny(t, "Pod", "alone", "MaximumExecutionTimeExceeded", "make new ones")
+	apitest.Eventually(t, apitest.Patience, "the pod is told to go", func(ctx context.Context) error {
+		err := w.client.Get(ctx, client.ObjectKeyFromObject(alone), alone)
+		if err == nil && alone.DeletionTimestamp == nil {
+			err = errors.New("it goes on")
+		}
+		return client.IgnoreNotFound(err)
+	})
+	if err := client.IgnoreNotFound(w.client.Delete(t.Context(), alone, client.GracePeriodSeconds(0))); err != nil {
+		t.Fatal(err)
+	}
 	w.usage(t, queue, "nvidia.com/gpu-memory=0")
 }
 

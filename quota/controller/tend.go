@@ -102,9 +102,19 @@ func (r *workloads) deactivate(ctx context.Context, wl *kueue.Workload) error {
 	}
 	r.saw(wl.DeepCopy())
 	if c := meta.FindStatusCondition(wl.Status.Conditions, kueue.WorkloadDeactivationTarget); c != nil {
-		r.event(wl, corev1.EventTypeWarning, c.Reason, c.Message+"; it is deactivated, and waits until spec.active of Workload "+wl.Name+" is true again")
+		r.event(wl, corev1.EventTypeWarning, c.Reason, c.Message+"; "+afterwards(wl))
 	}
 	return nil
+}
+
+// afterwards says what becomes of a workload that is deactivated.
+func afterwards(wl *kueue.Workload) string {
+	owner := metav1.GetControllerOf(wl)
+	pods := owner == nil && len(wl.OwnerReferences) > 0 || owner != nil && owner.Kind == "Pod"
+	if pods && conditionTrue(wl, kueue.WorkloadAdmitted) {
+		return "its pods are stopped and deleted, and nothing makes them again: to run it once more, make new ones"
+	}
+	return "it is deactivated, and waits until spec.active of Workload " + wl.Name + " is true again"
 }
 
 // verdictOf is the engine's decision to evict.

@@ -41,7 +41,8 @@ func Due(wl *kueue.Workload, r Rules, now time.Time) (v *Verdict, again time.Dur
 	if most := wl.Spec.MaximumExecutionTimeSeconds; most != nil {
 		left := time.Duration(*most)*time.Second - ran(wl, now)
 		if left <= 0 {
-			return &Verdict{Deactivate: true, Reason: kueue.WorkloadMaximumExecutionTimeExceeded, Message: fmt.Sprintf("It has run for the %d seconds that it may", *most)}, 0
+			return &Verdict{Deactivate: true, Reason: kueue.WorkloadMaximumExecutionTimeExceeded, Message: fmt.Sprintf(
+				"It has run for %s, and may run for %s in all (label kueue.x-k8s.io/max-exec-time-seconds)", ran(wl, now).Round(time.Second), time.Duration(*most)*time.Second)}, 0
 		}
 		again = left
 	}

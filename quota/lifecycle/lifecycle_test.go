@@ -100,7 +100,8 @@ func TestTimeThatAnEvictionCutShortCounts(t *testing.T) {
 	if v, again := Due(wl, Rules{}, at(229)); v != nil || again != time.Second {
 		t.Errorf("%+v, again in %s", v, again)
 	}
-	if v, _ := Due(wl, Rules{}, at(230)); v == nil || !v.Deactivate || v.Reason != kueue.WorkloadMaximumExecutionTimeExceeded {
+	if v, _ := Due(wl, Rules{}, at(231)); v == nil || !v.Deactivate || v.Reason != kueue.WorkloadMaximumExecutionTimeExceeded ||
+		!strings.Contains(v.Message, "has run for 1m41s, and may run for 1m40s in all") {
 		t.Errorf("%+v", v)
 	}
 }
