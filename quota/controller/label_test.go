@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
@@ -67,13 +68,22 @@ func TestAJobWhoseQueueLabelChangesWhileItWaitsFollows(t *testing.T) {
 	}
 	meant, held := waiting("meant-to-run", nil), waiting("held-by-its-user", ptr.To(true))
 	moved := waiting("moved", nil)
-	for _, j := range []*batchv1.Job{meant, held} {
+	// An earlier version suspended it, and left no mark; its user applied it as one
+	// that runs.
+	older := job("of-an-earlier-version", "queue-none", 1, "1")
+	older.Spec.Suspend = ptr.To(true)
+	older.Annotations = map[string]string{corev1.LastAppliedConfigAnnotation: `{"apiVersion":"batch/v1","kind":"Job","metadata":{"name":"of-an-earlier-version"},"spec":{}}`}
+	w.create(t, older)
+	w.waits(t, older, "nvidia.com/gpu")
+	for _, j := range []*batchv1.Job{meant, held, older} {
 		if err := w.label(t, j, controller.QueueLabel, ""); err != nil {
 			t.Fatal(err)
 		}
 	}
 	w.withdrawn(t, meant, false)
+	w.withdrawn(t, older, false)
 	w.withdrawn(t, held, true)
+	w.hearsAny(t, "Job", held.Name, "StaysSuspended", "set spec.suspend to false")
 
 	if err := w.label(t, moved, controller.QueueLabel, "queue-open"); err != nil {
 		t.Fatal(err)

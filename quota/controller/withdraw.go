@@ -2,6 +2,7 @@ package controller
 
 import (
 	"context"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -24,6 +25,14 @@ func (r *jobReconciler) withdraw(ctx context.Context, kind *jobs.Kind, job *unst
 		return ctrl.Result{}, nil
 	}
 	if wl != nil && wl.DeletionTimestamp == nil {
+		if kind.CanSuspend() && kind.Suspended(job) && !jobs.Held(job) {
+			if kind.Meant(job) {
+				// While its Workload is there, so that nothing is lost if this is cut short.
+				jobs.Mark(job)
+				return ctrl.Result{}, client.IgnoreNotFound(ignoreConflict(r.client.Update(ctx, job, client.FieldOwner(FieldOwner))))
+			}
+			r.event(job, corev1.EventTypeNormal, "StaysSuspended", "Stays suspended: it was when it was made, as far as is known; set %s to false to let it run without a queue", strings.Join(kind.SuspendPath(), "."))
+		}
 		uid, version := wl.UID, wl.ResourceVersion
 		err := r.client.Delete(ctx, wl, client.Preconditions{UID: &uid, ResourceVersion: &version})
 		if apierrors.IsConflict(err) {
