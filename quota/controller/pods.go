@@ -41,6 +41,7 @@ func (r *podReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 	}
 	m := r.member(pod)
 	if m.workload == "" {
+		r.astray(pod)
 		return ctrl.Result{}, ignoreConflict(r.unqueued(ctx, pod))
 	}
 	if r.outOfReach(pod) {
@@ -54,6 +55,7 @@ func (r *podReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 		return ctrl.Result{}, err
 	}
 	if wl == nil {
+		r.astray(pod)
 		return ctrl.Result{}, nil
 	}
 	if ended(pod) {

@@ -67,6 +67,9 @@ type Jobs interface {
 	// AsksDevices says whether a pod asks for devices that are made or found for it
 	// alone, and may cost quota.
 	AsksDevices(pod *corev1.Pod, namespace string) bool
+	// SharedQueue is the queue that a claim by name which a pod uses has on it, ""
+	// for none.
+	SharedQueue(ctx context.Context, pod *corev1.Pod, namespace string) string
 }
 
 // Backend is what the handlers ask of the controller.
@@ -128,11 +131,16 @@ func gatePods(known Jobs) admission.HandlerFunc {
 	}
 }
 
-// unnamedPod is what becomes of a pod that names no queue: those that ask for
-// devices wait for one as jobs do. Pods of jobs follow their job.
+// unnamedPod is what becomes of a pod that names no queue. One that uses a claim
+// which has a queue is put into that: the claim's devices are on nodes of its
+// flavor alone, and only what has a workload is sent there. Others that ask for
+// devices wait for a queue as jobs do. Pods of jobs follow their job.
 func unnamedPod(ctx context.Context, p *corev1.Pod, namespace string, known Jobs) (queue string, hold bool) {
 	if owner := metav1.GetControllerOf(p); owner != nil && known.Kinds().Find(owner.APIVersion, owner.Kind) != nil {
 		return "", false
+	}
+	if queue := known.SharedQueue(ctx, p, namespace); queue != "" {
+		return queue, true
 	}
 	if queue, hold = known.Unnamed(ctx, namespace); !hold || !known.AsksDevices(p, namespace) {
 		return "", false

@@ -54,6 +54,16 @@ func (someJobs) AsksDevices(pod *corev1.Pod, _ string) bool {
 	return len(pod.Spec.Containers) > 0 && pod.Spec.Containers[0].Name == "gpu"
 }
 
+// SharedQueue has one claim with a queue.
+func (someJobs) SharedQueue(_ context.Context, pod *corev1.Pod, _ string) string {
+	for _, ref := range pod.Spec.ResourceClaims {
+		if ref.ResourceClaimName != nil && *ref.ResourceClaimName == "governed" {
+			return "claims"
+		}
+	}
+	return ""
+}
+
 func (s someJobs) Governed(owner *metav1.OwnerReference) bool { return s[owner.Name] }
 
 // patches are what a handler changes of an object, as JSON; "" for nothing.
@@ -156,6 +166,9 @@ func TestPodsThatAskForDevicesWithoutAQueueAreDefaultedOrHeld(t *testing.T) {
 	const asks, plain = `{"metadata":{"labels":{"app":"a"}},"spec":{"containers":[{"name":"gpu"}]}}`, `{"metadata":{},"spec":{"containers":[{"name":"c"}]}}`
 	const owned = `{"metadata":{"ownerReferences":[{"apiVersion":"batch/v1","kind":"Job","name":"j","controller":true}]},"spec":{"containers":[{"name":"gpu"}]}}`
 	const deployed = `{"metadata":{"ownerReferences":[{"apiVersion":"apps/v1","kind":"ReplicaSet","name":"r","controller":true}]},"spec":{"containers":[{"name":"gpu"}]}}`
+	shares := func(metadata, claim string) string {
+		return `{"metadata":{` + metadata + `},"spec":{"containers":[{"name":"c"}],"resourceClaims":[{"name":"gpu","resourceClaimName":"` + claim + `"}]}}`
+	}
 	for _, tc := range []struct{ namespace, object, want string }{
 		{"defaults", asks, `[{"op":"add","path":"/metadata/labels/kueue.x-k8s.io~1queue-name","value":"default"},` + gate + `]`},
 		{"defaults", deployed, `[{"op":"add","path":"/metadata/labels","value":{"kueue.x-k8s.io/queue-name":"default"}},` + gate + `]`},
@@ -163,6 +176,9 @@ func TestPodsThatAskForDevicesWithoutAQueueAreDefaultedOrHeld(t *testing.T) {
 		{"managed", plain, `null`},
 		{"managed", owned, `null`},
 		{"other", asks, `null`},
+		{"other", shares("", "governed"), `[{"op":"add","path":"/metadata/labels","value":{"kueue.x-k8s.io/queue-name":"claims"}},` + gate + `]`},
+		{"other", shares("", "free"), `null`},
+		{"other", shares(`"ownerReferences":[{"apiVersion":"batch/v1","kind":"Job","name":"j","controller":true}]`, "governed"), `null`},
 	} {
 		response := gatePods(someJobs{})(context.Background(), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
 			Operation: admissionv1.Create, Namespace: tc.namespace, Object: runtime.RawExtension{Raw: []byte(tc.object)},
