@@ -30,12 +30,7 @@ func TestJobsOfOtherKindsAndGroupsPayForWhatTheyGot(t *testing.T) {
 	for _, o := range []string{apitest.JobSet, apitest.TrainingOperator} {
 		w.StartOperator(t, o)
 	}
-	w.node(t, "small", 6, "24Gi", "", nil)
-	// Nobody is sent to the large one; it is there, and what might be given.
-	large := w.node(t, "large", 1, "80Gi", "", nil)
-	if err := w.client.Patch(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: large}}, client.RawPatch("application/merge-patch+json", []byte(`{"spec":{"unschedulable":true}}`))); err != nil {
-		t.Fatal(err)
-	}
+	w.unlikeCards(t, 6)
 	queue := w.queue(t, "q", w.flavor(t, "gpu", nil), "nvidia.com/gpu-memory=256Gi")
 	w.template(t, "card", "", "")
 	c := w.start(t)
@@ -107,6 +102,41 @@ spec:
 	w.hearsAny(t, "JobSet", "set", "EvictedDueToOutgrown", "another pod has come")
 	w.allBound(t, "set", 2)
 	w.usage(t, queue, "nvidia.com/gpu-memory=96Gi")
+}
+
+// unlikeCards are so many cards of 24Gi, and one of 80Gi that nobody is sent to: it
+// is there, and what might be given.
+func (w *world) unlikeCards(t *testing.T, small int) {
+	t.Helper()
+	w.node(t, "small", small, "24Gi", "", nil)
+	large := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: w.node(t, "large", 1, "80Gi", "", nil)}}
+	if err := w.client.Patch(t.Context(), large, client.RawPatch("application/merge-patch+json", []byte(`{"spec":{"unschedulable":true}}`))); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestATrainJobPaysForWhatItGot: whether its pods are replaced is said by the JobSet
+// that the trainer makes of it. The claims are those that the scheduler makes.
+func TestATrainJobPaysForWhatItGot(t *testing.T) {
+	w := newWorld(t)
+	for _, o := range []string{apitest.JobSet, apitest.Trainer} {
+		w.StartOperator(t, o)
+	}
+	w.unlikeCards(t, 2)
+	queue := w.queue(t, "q", w.flavor(t, "gpu", nil), "nvidia.com/gpu-memory=160Gi")
+	w.serveWebhook(t, w.start(t))
+	w.object(t, runtimeOf("torch", "app: tune"))
+	w.object(t, `
+apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainJob
+metadata: {name: tune, `+queueLabels+`}
+spec:
+  runtimeRef: {name: torch, kind: TrainingRuntime}
+  trainer: {numNodes: 2, resourcesPerNode: {limits: {nvidia.com/gpu: 1}}}
+`)
+	w.allBound(t, "tune", 2)
+	w.usage(t, queue, "nvidia.com/gpu-memory=48Gi")
+	w.ticketsFor(t, 48<<30)
 }
 
 // ticketsFor waits until all tickets together are for so much memory.
