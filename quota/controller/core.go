@@ -137,10 +137,11 @@ type work struct {
 	roomless string
 	ended    *outcome
 	// awaits are those that leave their places for it, yields is why it has to leave
-	// its own, stalled that it could not begin; these too.
-	awaits  []engine.WorkloadID
-	yields  string
-	stalled stall
+	// its own, for yieldsTo, stalled that it could not begin; these too.
+	awaits   []engine.WorkloadID
+	yields   string
+	yieldsTo engine.WorkloadID
+	stalled  stall
 	// asked is what one pod of each set asks for, as it was admitted.
 	asked map[string][]resourceapi.DeviceClaim
 	// generation is that of the spec which the engine was told, decided that of
@@ -303,6 +304,7 @@ func (c *core) place(id engine.WorkloadID, set string, uid types.UID) (string, e
 	}
 	node, why := c.fit.Open(id, given, uid)
 	if why != nil {
+		c.mayStall(w, given)
 		return "", &noRoomError{why}
 	}
 	return node, nil

@@ -108,7 +108,7 @@ func (c *core) reserve(w *work) bool {
 		return true
 	}
 	a := granted(w.object)
-	if a == nil || c.beside && (w.yields != "" || c.asksForRoom(w.object)) {
+	if a == nil || c.beside && (w.yields != "" || c.unanswered(w.object)) {
 		return true
 	}
 	if c.served(w.object) {

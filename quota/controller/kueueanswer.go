@@ -92,7 +92,7 @@ func (r *workloads) leave(ctx context.Context, wl *kueue.Workload, reason, why s
 
 // stalls looks at a workload that was admitted and could not begin.
 func (r *workloads) stalls(ctx context.Context, wl *kueue.Workload, v view) (ctrl.Result, error) {
-	if left := v.stalled.since.Add(startPatience).Sub(r.now()); left > 0 {
+	if left := v.stalled.since.Add(v.patience).Sub(r.now()); left > 0 {
 		return ctrl.Result{RequeueAfter: left}, nil
 	}
 	return r.leave(ctx, wl, string(engine.WaitingForRoom), "It was admitted, but cards have no room any more: "+v.stalled.why)

@@ -230,7 +230,7 @@ func (r *workloads) follow(ctx context.Context, wl *kueue.Workload, id engine.Wo
 	case reserved && wl.DeletionTimestamp != nil:
 		return r.depart(ctx, wl, v)
 	case reserved && v.yields != "":
-		return r.leave(ctx, wl, "Preempted", v.yields)
+		return r.makeRoom(ctx, wl, id)
 	case reserved && !conditionTrue(wl, kueue.WorkloadAdmitted):
 		return r.answer(ctx, wl, v)
 	case reserved && !v.stalled.since.IsZero() && v.checked:

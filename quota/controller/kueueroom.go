@@ -33,12 +33,15 @@ type questions struct {
 	// that are evicted, or about to be, and have it yet.
 	holding map[kueue.ClusterQueueReference]map[engine.WorkloadID]struct{}
 	leaving map[engine.WorkloadID]struct{}
+	// patience is how long one that was admitted may be unable to begin.
+	patience time.Duration
 }
 
 func newQuestions() questions {
 	return questions{
 		open: map[engine.WorkloadID]struct{}{}, due: map[engine.WorkloadID]struct{}{},
 		holding: map[kueue.ClusterQueueReference]map[engine.WorkloadID]struct{}{}, leaving: map[engine.WorkloadID]struct{}{},
+		patience: startPatience,
 	}
 }
 
@@ -62,7 +65,7 @@ func (c *core) noteAsk(w *work, before, now *kueue.Workload) {
 		}
 		a.holding[held.ClusterQueue][w.id] = struct{}{}
 	} else {
-		w.yields, w.roomless, w.stalled = "", "", stall{}
+		w.yields, w.yieldsTo, w.roomless, w.stalled = "", "", "", stall{}
 	}
 	if w.yields != "" || held == nil && now != nil && now.Status.Admission != nil {
 		if !c.isLeaving(w.id) {
@@ -75,7 +78,10 @@ func (c *core) noteAsk(w *work, before, now *kueue.Workload) {
 	if w.placed || !c.asksForRoom(now) {
 		delete(a.open, w.id)
 		delete(a.due, w.id)
-		w.awaits = nil
+		if w.awaits != nil && !w.placed {
+			c.fit.Drop(w.id)
+		}
+		c.letStay(w)
 		return
 	}
 	if _, known := a.open[w.id]; !known {
@@ -90,6 +96,13 @@ func (c *core) asksForRoom(wl *kueue.Workload) bool {
 		return false
 	}
 	return slices.ContainsFunc(c.ourChecks(wl), func(s *kueue.AdmissionCheckState) bool { return s.State == kueue.CheckStatePending })
+}
+
+// unanswered says whether a workload was not admitted yet and has no place by our
+// word: Kueue asks for it, or is about to take its quota back.
+func (c *core) unanswered(wl *kueue.Workload) bool {
+	return !conditionTrue(wl, kueue.WorkloadAdmitted) &&
+		slices.ContainsFunc(c.ourChecks(wl), func(s *kueue.AdmissionCheckState) bool { return s.State != kueue.CheckStateReady })
 }
 
 // findRoom looks for room for those workloads that Kueue asks about and whose look
@@ -127,9 +140,7 @@ func (c *core) findRoom(came bool) {
 			// What is kept for pods of those that have to go is free now. The next
 			// look offers it in order; those after this one would take it before.
 			for _, v := range victims {
-				for i := range v.object.Spec.PodSets {
-					c.fit.Trim(v.id, string(v.object.Spec.PodSets[i].Name), 0)
-				}
+				c.giveUpPromises(v)
 			}
 			return
 		}
@@ -143,8 +154,8 @@ func (c *core) findPlace(w *work, before string) (why string, victims []*work) {
 	asked := translate.Assignment(w.object.Status.Admission)
 	place, no := c.fit.Place(&engine.Workload{ID: w.id}, asked, nil)
 	if no == nil {
-		w.awaits = nil
 		c.fit.Take(w.id, place)
+		c.letStay(w)
 		return "", nil
 	}
 	if slices.ContainsFunc(w.awaits, c.isLeaving) {
@@ -170,25 +181,6 @@ func (c *core) findPlace(w *work, before string) (why string, victims []*work) {
 		}
 	}
 	return "the budget allows it, and room is being made: it waits for what has its cards to leave them: " + strings.Join(names, ", "), victims
-}
-
-// isLeaving says whether a workload is on its way off its cards.
-func (c *core) isLeaving(id engine.WorkloadID) bool {
-	_, leaves := c.rooms.leaving[id]
-	return leaves
-}
-
-// yield has a workload evicted for the room that another one needs.
-func (c *core) yield(v, to *work) {
-	than := "of higher priority"
-	if priorityOf(v) == priorityOf(to) {
-		than = "which has waited longer"
-	}
-	v.yields = fmt.Sprintf("Preempted to make room on cards for Workload %s, %s, in ClusterQueue %s", nameOf(to.id), than, to.object.Status.Admission.ClusterQueue)
-	c.rooms.leaving[v.id] = struct{}{}
-	c.room = true
-	c.wake()
-	c.tell(v.id)
 }
 
 // mostVictims bounds how many workloads are thought of for one that needs room.
@@ -288,31 +280,6 @@ func (c *core) shares(wl *kueue.Workload, flavors map[string]bool) bool {
 }
 
 func priorityOf(w *work) int32 { return ptr.Deref(w.object.Spec.Priority, 0) }
-
-// stall is that a workload was admitted and none of its pods could begin for want
-// of room.
-type stall struct {
-	since time.Time
-	why   string
-}
-
-// noteStall notes it of a workload that holds quota and has no places.
-func (c *core) noteStall(w *work, placed bool) {
-	switch {
-	case !c.beside || w.object == nil:
-		return
-	case placed || !conditionTrue(w.object, kueue.WorkloadAdmitted) || granted(w.object) == nil || c.inUse(w.id) || c.growing(w.object):
-		w.stalled = stall{}
-		return
-	case !w.stalled.since.IsZero():
-		return
-	}
-	w.stalled = stall{since: c.now(), why: "none of its pods has room"}
-	if _, no := c.fit.Place(&engine.Workload{ID: w.id}, translate.Assignment(w.object.Status.Admission), nil); no != nil {
-		w.stalled.why = no.String()
-	}
-	c.tell(w.id)
-}
 
 // growing says whether all nodes that a workload was given are of flavors that
 // bring nodes when pods wait for them: then room is not awaited.

@@ -52,6 +52,9 @@ func (r *podReconciler) open(ctx context.Context, pod *corev1.Pod, wl *kueue.Wor
 		return err
 	}
 	if err := r.affordable(pod, wl, a, set, claims); err != nil {
+		if errors.As(err, new(*pricing.Impossible)) {
+			r.cardless(wl, a, set)
+		}
 		return err
 	}
 	node, err := r.placePod(pod, wl, a, set)

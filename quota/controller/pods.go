@@ -94,7 +94,8 @@ func (r *podReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.R
 	case errors.As(err, &beyond):
 		r.tellBeyond(pod, wl, beyond)
 		return ctrl.Result{RequeueAfter: recheck}, nil
-	case errors.As(err, new(*noRoomError)):
+	case errors.As(err, new(*noRoomError)), errors.As(err, new(*pricing.Impossible)):
+		// All cards that could have served it may be gone, and come back.
 		r.metrics.noRoom.WithLabelValues(string(a.ClusterQueue)).Inc()
 		r.waitsForRoom(req.NamespacedName)
 		r.event(pod, corev1.EventTypeWarning, "NoRoom", "Admitted by ClusterQueue %s, but the gate stays closed: %s", a.ClusterQueue, err)

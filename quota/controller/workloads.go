@@ -61,10 +61,11 @@ type view struct {
 	roomless        string
 	ended           *outcome
 	// making says that room is being made for it, yields why it is to leave its own,
-	// stalled that it could not begin.
-	making  bool
-	yields  string
-	stalled stall
+	// stalled that it could not begin, for which there is patience.
+	making   bool
+	yields   string
+	stalled  stall
+	patience time.Duration
 }
 
 func (r *workloads) view(id engine.WorkloadID) view {
@@ -81,7 +82,7 @@ func (r *workloads) view(id engine.WorkloadID) view {
 	v.making, v.yields = len(w.awaits) > 0, w.yields
 	if !v.inUse {
 		// Otherwise it has begun, since it was looked at last.
-		v.stalled = w.stalled
+		v.stalled, v.patience = w.stalled, r.rooms.patience
 	}
 	v.checked = w.object != nil && len(r.ourChecks(w.object)) > 0
 	v.halted, v.foreign = r.halted != "", w.foreign

@@ -167,6 +167,25 @@ func (s *State) Trim(id engine.WorkloadID, set string, most int32) {
 	s.forget(id, w)
 }
 
+// Void gives up promised places of a set where a pod would not be taken any more: the
+// node is gone, or its cards are. It looks at a few each time, and says whether there
+// were such.
+func (s *State) Void(id engine.WorkloadID, a *engine.PodSetAssignment) bool {
+	w := s.workloads[id]
+	if w == nil || w.set(a.Name) == nil {
+		return false
+	}
+	var void []*slot
+	for _, sl := range s.othersOf(w, nil, a.Name) {
+		t := s.lookFor(sl)
+		if s.promisedOn(sl, s.query(id, w, w.set(a.Name), a, map[string]string{}, t), t) == nil {
+			void = append(void, sl)
+		}
+	}
+	s.removeSlots(w, func(sl *slot) bool { return slices.Contains(void, sl) })
+	return len(void) > 0
+}
+
 // Slots are the pods of a set that were given a place, and how many places are
 // promised to others that may come.
 func (s *State) Slots(id engine.WorkloadID, set string) (given map[types.UID]struct{}, promised int) {
