@@ -28,7 +28,13 @@ const profileVariable = "SLUICE_BENCH_PROFILES"
 // requests counts what a replica asks of the API server.
 type requests struct {
 	mu   sync.Mutex
-	seen map[string]int
+	seen map[string]sent
+}
+
+// sent is how many requests of a kind there were, and how large their bodies.
+type sent struct {
+	count int
+	bytes int64
 }
 
 // watch has a client's requests counted.
@@ -43,9 +49,10 @@ func (q *requests) watch(cfg *rest.Config) {
 			q.mu.Lock()
 			defer q.mu.Unlock()
 			if q.seen == nil {
-				q.seen = map[string]int{}
+				q.seen = map[string]sent{}
 			}
-			q.seen[what]++
+			now := q.seen[what]
+			q.seen[what] = sent{now.count + 1, now.bytes + max(0, r.ContentLength)}
 			return resp, err
 		})
 	})
@@ -77,9 +84,10 @@ func resourceOf(path string) string {
 func (q *requests) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	all := slices.SortedFunc(maps.Keys(q.seen), func(a, b string) int { return cmp.Or(q.seen[b]-q.seen[a], strings.Compare(a, b)) })
+	all := slices.SortedFunc(maps.Keys(q.seen), func(a, b string) int { return cmp.Or(q.seen[b].count-q.seen[a].count, strings.Compare(a, b)) })
 	for _, what := range all {
-		fmt.Fprintln(w, q.seen[what], what)
+		n := q.seen[what]
+		fmt.Fprintln(w, n.count, what, n.bytes/int64(n.count), "bytes each")
 	}
 	q.seen = nil
 }

@@ -33,11 +33,15 @@ const replicaVariable = "SLUICE_TEST_REPLICA"
 // replicaOrders are for one replica.
 type replicaOrders struct {
 	Host, Token, CAFile, ServerName string
-	Metrics                         string
-	Elect                           bool
+	// As is who the token's owner says he is, "" for himself.
+	As      string
+	Metrics string
+	Elect   bool
 	// LeaseSeconds is how long a leader that is silent is believed to live.
 	LeaseSeconds int
 	Config       string
+	// Floor is a load that is answered without the controller, see floor_test.go.
+	Floor string
 	// Hold is a file that the replica makes before it sends its first ticket. The
 	// ticket is not sent before the file is gone.
 	Hold string
@@ -58,8 +62,10 @@ func replicaMain(orders string) error {
 	api := &rest.Config{
 		Host: o.Host, BearerToken: o.Token,
 		TLSClientConfig: rest.TLSClientConfig{CAFile: o.CAFile, ServerName: o.ServerName},
-		Impersonate:     rest.ImpersonationConfig{UserName: account, Groups: []string{"system:serviceaccounts", "system:serviceaccounts:sluice-system", "system:authenticated"}},
 		QPS:             controller.QPS, Burst: controller.Burst,
+	}
+	if o.As != "" {
+		api.Impersonate = rest.ImpersonationConfig{UserName: o.As, Groups: []string{"system:serviceaccounts", "system:serviceaccounts:sluice-system", "system:authenticated"}}
 	}
 	seen := &requests{}
 	seen.watch(api)
@@ -86,6 +92,12 @@ func replicaMain(orders string) error {
 		return err
 	}
 	ctx := ctrl.SetupSignalHandler()
+	if o.Floor != "" {
+		if err := addFloor(ctx, mgr, o.Floor); err != nil {
+			return err
+		}
+		return mgr.Start(ctx)
+	}
 	if _, err := controller.Setup(ctx, mgr, cfg, metrics.Registry); err != nil {
 		return err
 	}
@@ -107,7 +119,10 @@ func startReplica(t testing.TB, s *apitest.Server, elect bool, cfg string) *repl
 func startReplicaWith(t testing.TB, s *apitest.Server, o replicaOrders) *replica {
 	t.Helper()
 	address := apitest.FreeAddress(t)
-	o.Host, o.Token, o.CAFile, o.ServerName = s.Admin.Host, s.Admin.BearerToken, s.Admin.CAFile, s.Admin.ServerName
+	o.Host, o.CAFile, o.ServerName = s.Admin.Host, s.Admin.CAFile, s.Admin.ServerName
+	if o.Token == "" {
+		o.Token, o.As = s.Admin.BearerToken, account
+	}
 	o.Metrics, o.LeaseSeconds = address, 6
 	orders, err := json.Marshal(o)
 	if err != nil {

@@ -168,7 +168,7 @@ func conditionIs(wl *kueue.Workload, kind string) bool {
 }
 
 func TestALoadOfWorkloadsAloneStaysWithinItsCohorts(t *testing.T) {
-	workloadsAlone(t, 240)
+	workloadsAlone(t, 240, "")
 }
 
 func TestALoadOfPodsOpensEveryGate(t *testing.T) {
