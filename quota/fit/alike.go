@@ -9,23 +9,32 @@ import (
 	"github.com/sluice-gpu/sluice/quota/pricing"
 )
 
-// A gang is many pods that ask alike. On each node the allocator is asked for the
-// first of them; what it would give to those after it, plain numbers say where they
-// can (see deal.go), which takes a tenth of the time.
+// Many pods ask alike. On each node the allocator is asked for the first of them;
+// what it would give to those after it, as long as the node's devices and the
+// classes stay what they are, plain numbers say where they can (see deal.go), which
+// takes a tenth of the time.
 
-// found remembers what the allocator gave on a node.
-func (q *query) found(n *node, sl *slot) {
-	if q.gave == nil {
-		q.gave = map[*node]*slot{}
+// serve remembers the requests that the allocator served on a node, one for each
+// device that it gave.
+func (n *node) serve(q *query, sl *slot) {
+	if q.key == "" {
+		return
 	}
-	q.gave[n] = sl
+	if n.served == nil || len(n.served) >= mostKnown {
+		n.served = map[string][]string{}
+	}
+	requests := make([]string, len(sl.devices))
+	for i := range sl.devices {
+		requests[i] = sl.devices[i].Request
+	}
+	n.served[q.key] = requests
 }
 
 // again is the place of one more pod on a node where the allocator gave one to a
 // pod like it, nil if there is none; false where numbers do not tell.
 func (s *State) again(q *query, n *node, v *view) (*slot, bool) {
-	first := q.gave[n]
-	if first == nil || q.key == "" || len(q.claims) == 0 {
+	requests, served := n.served[q.key]
+	if !served || len(q.claims) == 0 {
 		return nil, false
 	}
 	sl := &slot{workload: q.workload, set: q.set.Name, node: n.name, requests: q.needs, claims: q.claims, kind: q.key}
@@ -38,19 +47,18 @@ func (s *State) again(q *query, n *node, v *view) (*slot, bool) {
 		// Too many cards to look at, or no room.
 		return nil, c.steps >= 0
 	}
-	if len(got) != len(first.devices) {
+	if len(got) != len(requests) {
 		return nil, false
 	}
 	for i, p := range got {
-		sl.devices = append(sl.devices, v.cards[p.card].deviceOf(p, first.devices[i].DeviceRequestAllocationResult))
+		sl.devices = append(sl.devices, v.cards[p.card].deviceOf(p, requests[i]))
 	}
 	return sl, true
 }
 
-// deviceOf is a piece of a card as the allocator says it, for a request to which it
-// gave another.
-func (c *card) deviceOf(p piece, like *resourceapi.DeviceRequestAllocationResult) device {
-	r := &resourceapi.DeviceRequestAllocationResult{Request: like.Request, Driver: c.key.driver, Pool: c.key.name, Device: c.device.Name}
+// deviceOf is a piece of a card as the allocator says it, for a request.
+func (c *card) deviceOf(p piece, request string) device {
+	r := &resourceapi.DeviceRequestAllocationResult{Request: request, Driver: c.key.driver, Pool: c.key.name, Device: c.device.Name}
 	if !p.whole {
 		r.ShareID = ptr.To(types.UID("trial"))
 		for _, part := range []struct {

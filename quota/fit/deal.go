@@ -77,6 +77,10 @@ func (s *State) counting(n *node, v *view, all []*slot) *counting {
 		if len(d.BindingConditions) > 0 || card.shareable && len(d.Capacity) != boolInt(card.memory >= 0)+boolInt(card.cores >= 0) {
 			return nil
 		}
+		if card.shareable && card.whole > 0 || !card.shareable && card.shares > 0 {
+			// It was another kind of device when that was given.
+			return nil
+		}
 		c.cards = append(c.cards, rest{open: card.open, shareable: card.shareable, touched: card.touched, memory: card.freeMemory, cores: card.freeCores, draws: card.draws})
 	}
 	c.counters = n.counters.left(v.cards)

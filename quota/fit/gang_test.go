@@ -93,8 +93,8 @@ func TestAGangIsGivenWhatTheAllocatorGivesEachOfItsPods(t *testing.T) {
 		gang, asked := s.look("ns/gang"), s.look("ns/gang")
 		q, one := s.query(w.ID, known, &known.sets[0], &a.PodSets[0], nil, gang), s.query(w.ID, known, &known.sets[0], &a.PodSets[0], nil, asked)
 		for i := range 1 + r.pick("pods", 12) {
-			one.gave = nil
 			got, no := s.placeOne(q, gang, map[string]string{})
+			s.forgetServed()
 			want, noOne := s.placeOne(one, asked, map[string]string{})
 			if (no == nil) != (noOne == nil) {
 				rt.Fatalf("pod %d: numbers say %v, the allocator %v", i, no, noOne)

@@ -112,6 +112,13 @@ func TestFollowingEventsGivesWhatAFreshLookGives(t *testing.T) {
 			if held, fresh := s.held(n), s.sum(n, nil); !sameView(held, fresh) {
 				r.Fatalf("without promises %s is\n%+v, a fresh look gives\n%+v", name, held, fresh)
 			}
+			for _, sl := range n.slots {
+				without := &trial{skip: sl}
+				less := s.less(n, without)
+				if sum := s.with(n, s.bare(n, nil), slices.DeleteFunc(slices.Clone(n.slots), func(o *slot) bool { return o == sl })); less == nil || !sameView(less, sum) {
+					r.Fatalf("without the slot on %v %s is\n%+v, a fresh look gives\n%+v", sl.devices, name, less, sum)
+				}
+			}
 			for _, ix := range s.indexes {
 				if slices.Contains(ix.free, n) != ix.selects(n) {
 					r.Fatalf("%s is in an index that does not select it, or missing in one that does", name)

@@ -31,6 +31,9 @@ type node struct {
 	selected map[string][]bool
 	// plain is what slots of a kind ask of each card, nil where numbers do not tell.
 	plain map[string]*demands
+	// served are the kinds of pods that the allocator gave devices here, by the
+	// requests that each device was for.
+	served map[string][]string
 	// could says which kinds of pods it could serve if nobody were there.
 	could map[string]bool
 	pods  map[types.UID]*podOnNode

@@ -226,7 +226,7 @@ func (s *State) try(q *query, n *node, t *trial, why *refusals) (*slot, error) {
 		return nil, nil
 	}
 	sl := q.slotOn(n, results)
-	q.found(n, sl)
+	n.serve(q, sl)
 	return sl, nil
 }
 

@@ -38,8 +38,6 @@ type query struct {
 	fixed  string
 	key    string
 	wants  wants
-	// gave is what the allocator gave a pod like this on a node in this trial.
-	gave map[*node]*slot
 }
 
 // want is what a request asks of each card; -1 is not named.

@@ -182,6 +182,9 @@ func (s *State) view(n *node, t *trial) *view {
 // compute is what a trial finds left of a node: what is held of it, less the
 // slots that count.
 func (s *State) compute(n *node, t *trial) *view {
+	if v := s.less(n, t); v != nil {
+		return v
+	}
 	all := make([]*slot, 0, len(n.slots)+1)
 	for _, sl := range n.slots {
 		if t.counts(sl) {
@@ -199,6 +202,23 @@ func (s *State) compute(n *node, t *trial) *view {
 		}
 	}
 	return s.with(n, s.bare(n, t.without), all)
+}
+
+// less is what everybody sees of a node, less the one slot that a trial leaves out:
+// that is sooner given back than all others are added up. nil where the trial sees
+// more of the node otherwise.
+func (s *State) less(n *node, t *trial) *view {
+	sl := t.skip
+	if sl == nil || sl.node != n.name || n.base == nil || t.own != "" || len(t.without) > 0 || t.before > 0 || len(t.slots) > 0 ||
+		t.found && len(s.lost) > 0 || s.roams(sl) {
+		return nil
+	}
+	v := n.base.clone()
+	if !v.follow(n, sl.devices, false) {
+		return nil
+	}
+	v.burden(sl.requests, false)
+	return v
 }
 
 // with adds slots to a view of a node.
@@ -251,7 +271,7 @@ func (s *State) held(n *node) *view {
 // counts on every node that can use it.
 func (s *State) sum(n *node, without map[engine.WorkloadID]bool) *view {
 	if n.cards == nil {
-		n.cards, n.selected, n.plain, n.could = cardsOf(n.slices), nil, nil, nil
+		n.cards, n.selected, n.plain, n.served, n.could = cardsOf(n.slices), nil, nil, nil, nil
 		n.counters = tallyOf(n.cards, n.slices)
 	}
 	v := &view{state: newAllocated(), used: corev1.ResourceList{}, cards: slices.Clone(n.cards), counters: n.counters.all}
