@@ -105,8 +105,10 @@ type core struct {
 	halted string
 	// decides says that from now on every admission in the API was decided here.
 	decides bool
-	// gone are objects that were removed a moment ago.
-	gone tombstones
+	// gone are objects that were removed a moment ago, echoes versions that were
+	// written here.
+	gone   tombstones
+	echoes echoes
 	// tell asks for a Workload to be looked at, tellJob and tellPod for a job and a
 	// pod.
 	tell    func(engine.WorkloadID)

@@ -54,9 +54,9 @@ func (c *core) correction(id engine.WorkloadID) *correction {
 	if !run {
 		return nil
 	}
-	cor := &correction{admission: a.DeepCopy()}
-	for i := range cor.admission.PodSetAssignments {
-		given := &cor.admission.PodSetAssignments[i]
+	cor := &correction{admission: a}
+	for i := range a.PodSetAssignments {
+		given := &a.PodSetAssignments[i]
 		flavor := c.deviceFlavor(given)
 		if flavor == "" {
 			continue
@@ -66,7 +66,10 @@ func (c *core) correction(id engine.WorkloadID) *correction {
 			continue
 		}
 		if usage, less := c.lessUsage(given, dearest); less {
-			given.ResourceUsage = usage
+			if cor.admission == a {
+				cor.admission = a.DeepCopy()
+			}
+			cor.admission.PodSetAssignments[i].ResourceUsage = usage
 			cor.claims = append(cor.claims, claims...)
 		}
 	}

@@ -204,7 +204,10 @@ func (c *core) sawWorkload(o *kueue.Workload) {
 		w.giving, w.last, w.lowered = nil, nil, nil
 		w.beyond, w.beyondTold = nil, false
 	}
-	c.tell(id)
+	if _, due := c.dirty[id]; !due || !stillWaits(o) {
+		// Those who wait are looked at when they have been decided on.
+		c.tell(id)
+	}
 	c.followRelease(w, before)
 	c.noteAsk(w, before, o)
 	c.sharedAdmitted(before, o)

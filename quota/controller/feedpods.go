@@ -1,7 +1,6 @@
 package controller
 
 import (
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -68,7 +67,7 @@ func (c *core) placePodFact(o *corev1.Pod) {
 		}
 		c.podsOf[f.workload][o.UID] = f
 		c.settle(f)
-		if old == nil || !f.same(old) {
+		if old == nil || !f.same(old) && !(f.opened(old) && c.runs(f.workload)) {
 			c.tell(f.workload)
 		}
 	}
@@ -79,6 +78,13 @@ func (c *core) placePodFact(o *corev1.Pod) {
 func (p *podFact) same(before *podFact) bool {
 	return p.workload == before.workload && p.set == before.set && p.owner == before.owner && p.bound == before.bound &&
 		p.gated == before.gated && p.ended == before.ended && p.ready == before.ready && p.told == before.told && p.deleting == before.deleting
+}
+
+// opened says that nothing has changed but that the pod may go to a node.
+func (p *podFact) opened(before *podFact) bool {
+	gated := *before
+	gated.gated = false
+	return before.gated && !p.gated && p.same(&gated)
 }
 
 func (c *core) lostPod(uid types.UID) {
@@ -179,13 +185,15 @@ func (c *core) sawClaim(o *resourceapi.ResourceClaim) {
 		c.room = true
 		c.gaveBack(o)
 	}
-	for _, id := range slices.Compact([]engine.WorkloadID{chargedTo(o), claimWorkload(o)}) {
-		if id != "" {
-			c.tell(id)
-		}
+	own := claimWorkload(o)
+	if id != "" && (id == own || !gotTicket(old, o) || !c.runs(id)) {
+		c.tell(id)
 	}
-	if bare(o) && (old == nil || bare(old)) {
-		// Its pod looks after it; nothing is charged or used yet.
+	if own != "" && own != id {
+		c.tell(own)
+	}
+	if bare(o) && (old == nil || bare(old)) || gotTicket(old, o) && c.runs(id) {
+		// Its pod looks after it; nothing is used yet.
 		return
 	}
 	for _, owner := range o.OwnerReferences {
@@ -198,6 +206,11 @@ func (c *core) sawClaim(o *resourceapi.ResourceClaim) {
 // bare says that a claim has neither a ticket nor devices.
 func bare(o *resourceapi.ResourceClaim) bool {
 	return o.Status.Allocation == nil && chargedTo(o) == ""
+}
+
+// gotTicket says that all that has changed of a claim is that it got a ticket.
+func gotTicket(before, now *resourceapi.ResourceClaim) bool {
+	return before != nil && bare(before) && now.Status.Allocation == nil && chargedTo(now) != "" && before.DeletionTimestamp == nil && now.DeletionTimestamp == nil
 }
 
 // nodeOf is the node to which the devices of a claim belong, "" if there is no

@@ -91,6 +91,7 @@ func (r *podReconciler) open(ctx context.Context, pod *corev1.Pod, wl *kueue.Wor
 		if err := r.client.Status().Patch(ctx, answer, client.RawPatch(types.MergePatchType, patch), client.FieldOwner(FieldOwner)); err != nil {
 			return err
 		}
+		r.wrote(answer)
 	}
 	birth, err := r.birth(pod, wl, a, set, node)
 	if err != nil {
@@ -197,6 +198,7 @@ func (r *podReconciler) letGo(ctx context.Context, pod *corev1.Pod, wl *kueue.Wo
 	if err := r.client.Patch(ctx, pod, client.RawPatch(types.MergePatchType, patch), client.FieldOwner(FieldOwner)); err != nil {
 		return err
 	}
+	r.wrote(pod)
 	r.saw(pod)
 	return nil
 }
@@ -383,6 +385,9 @@ func (s *sources) issue(ctx context.Context, claim *resourceapi.ResourceClaim, w
 		return err
 	}
 	s.metrics.tickets.Inc()
+	if slot != claim.UID {
+		s.wrote(claim)
+	}
 	s.saw(claim)
 	s.written(id, ask)
 	return nil

@@ -62,6 +62,16 @@ func (r *reasons) Start(ctx context.Context) error {
 // soon asks for a workload's reason to be written.
 func (r *reasons) soon(id engine.WorkloadID) { r.queue.AddAfter(id, reasonAfter) }
 
+// why is what the engine says of a workload, nothing if it does not know it.
+func (c *core) why(id engine.WorkloadID) engine.Why {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if w := c.works[id]; w == nil || !w.told {
+		return engine.Why{}
+	}
+	return c.engine.Why(id)
+}
+
 // say says in the status, and once on the user's object, why the workload does
 // not run.
 func (r *reasons) say(ctx context.Context, id engine.WorkloadID) {
@@ -69,7 +79,7 @@ func (r *reasons) say(ctx context.Context, id engine.WorkloadID) {
 	if !v.known || v.halted || v.object == nil || v.admit != nil || v.object.Status.Admission != nil || conditionTrue(v.object, kueue.WorkloadFinished) {
 		return
 	}
-	why := v.why
+	why := r.why(id)
 	if why.State != engine.Pending && why.State != engine.Promised || why.Reason == engine.NotYetTried {
 		return
 	}

@@ -202,10 +202,10 @@ func Setup(ctx context.Context, mgr ctrl.Manager, cfg *config.QuotaConfiguration
 		return nil, err
 	}
 	err = ctrl.NewControllerManagedBy(mgr).Named("pod").WithOptions(opts).
-		For(&corev1.Pod{}).
-		Watches(&kueue.Workload{}, handler.EnqueueRequestsFromMapFunc(c.podsOfWorkload)).
+		For(&corev1.Pod{}, builder.WithPredicates(c.others())).
+		Watches(&kueue.Workload{}, handler.EnqueueRequestsFromMapFunc(c.podsOfWorkload), builder.WithPredicates(forPods)).
 		WatchesRawSource(source.Func(c.tellPodsTo)).
-		Watches(&resourceapi.ResourceClaim{}, handler.EnqueueRequestsFromMapFunc(podsOfClaim(api))).
+		Watches(&resourceapi.ResourceClaim{}, handler.EnqueueRequestsFromMapFunc(podsOfClaim(api)), builder.WithPredicates(c.others())).
 		Complete(&podReconciler{sources: s, live: live})
 	if err != nil {
 		return nil, fmt.Errorf("pod controller: %w", err)
@@ -291,7 +291,12 @@ func (c *core) catchUp(ctx context.Context, live client.Reader) error {
 func (c *core) tellTo(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.tell = func(id engine.WorkloadID) { queue.Add(reconcile.Request{NamespacedName: nameOf(id)}) }
+	c.tell = func(id engine.WorkloadID) {
+		// Whoever is not known yet is looked at when he is.
+		if c.works[id] != nil {
+			queue.Add(reconcile.Request{NamespacedName: nameOf(id)})
+		}
+	}
 	for id := range c.works {
 		c.tell(id)
 	}

@@ -39,7 +39,6 @@ type view struct {
 	evict  *engine.Evict
 	// generation is that of the spec which was decided on.
 	generation int64
-	why        engine.Why
 	// lost is what the engine counts as held although the object shows nothing:
 	// it was deleted by force and made again.
 	lost  *engine.Assignment
@@ -91,9 +90,6 @@ func (r *workloads) view(id engine.WorkloadID) view {
 		v.lost = &held
 	}
 	v.stray = r.caughtUp && v.lost == nil && w.admit == nil && len(r.charges[id]) > 0
-	if w.told {
-		v.why = r.engine.Why(id)
-	}
 	return v
 }
 

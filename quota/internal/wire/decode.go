@@ -85,8 +85,14 @@ func (d *decoder) Decode(data []byte, defaults *schema.GroupVersionKind, into ru
 	return object, &kind, nil
 }
 
+// usual is how the API server begins a Workload.
+var usual = []byte(`{"apiVersion":"` + kueue.SchemeGroupVersion.String() + `","kind":"Workload",`)
+
 // kindOf reads the kind of an object. The API server names it first.
 func kindOf(data []byte) (schema.GroupVersionKind, bool) {
+	if bytes.HasPrefix(data, usual) {
+		return kueue.SchemeGroupVersion.WithKind("Workload"), true
+	}
 	version, kind := "", ""
 	d := jsontext.NewDecoder(bytes.NewBuffer(data), lenient)
 	if t, err := d.ReadToken(); err != nil || t.Kind() != '{' {
