@@ -66,8 +66,12 @@ func addFloor(ctx context.Context, mgr ctrl.Manager, load string) error {
 	if err != nil {
 		return err
 	}
+	recorder, err := controller.NewRecorder(mgr)
+	if err != nil {
+		return err
+	}
 	f := &floor{
-		client: direct.Client(mgr.GetClient()), recorder: mgr.GetEventRecorder("sluice-quota"),
+		client: direct.Client(mgr.GetClient()), recorder: recorder,
 		work: make(chan func(context.Context) error, 1<<20),
 		pods: map[types.UID]*corev1.Pod{}, claims: map[types.UID]*resourceapi.ResourceClaim{},
 	}

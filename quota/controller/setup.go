@@ -145,7 +145,10 @@ func Setup(ctx context.Context, mgr ctrl.Manager, cfg *config.QuotaConfiguration
 	}
 	m := newMetrics(registry)
 	registry.MustRegister(roomMetrics{c}, haltMetric{c})
-	recorder := mgr.GetEventRecorder("sluice-quota")
+	recorder, err := NewRecorder(mgr)
+	if err != nil {
+		return nil, err
+	}
 	s := &sources{core: c, client: api, recorder: recorder, metrics: m}
 
 	if err := mgr.GetFieldIndexer().IndexField(ctx, &corev1.Pod{}, podsByClaim, claimNames); err != nil {

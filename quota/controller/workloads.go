@@ -253,10 +253,11 @@ func (r *workloads) protect(ctx context.Context, wl *kueue.Workload) error {
 
 // unprotect takes the finalizer off a Workload by which nothing is held.
 func (r *workloads) unprotect(ctx context.Context, wl *kueue.Workload) error {
-	wl = wl.DeepCopy()
-	if !controllerutil.RemoveFinalizer(wl, Finalizer) {
+	if !controllerutil.ContainsFinalizer(wl, Finalizer) {
 		return nil
 	}
+	wl = wl.DeepCopy()
+	controllerutil.RemoveFinalizer(wl, Finalizer)
 	return client.IgnoreNotFound(r.client.Update(ctx, wl, client.FieldOwner(FieldOwner)))
 }
 
