@@ -117,6 +117,8 @@ func parallel(t testing.TB, n int, f func(i int) error) {
 type cost struct {
 	took                time.Duration
 	cpu, writes, events float64
+	// others is the processor time of the server's programs.
+	others map[string]time.Duration
 }
 
 const (
@@ -173,6 +175,7 @@ func workloadsAlone(t testing.TB, n int, floor string) cost {
 	following, stop := context.WithCancel(ctx)
 	defer stop()
 	news := follow(following, t, l.client, &kueue.WorkloadList{}, "")
+	before := l.others(t)
 	began := time.Now()
 	r := l.replica(t, floor)
 	done := r.profiled(t, cmp.Or(floor, "workloads"))
@@ -229,8 +232,12 @@ func workloadsAlone(t testing.TB, n int, floor string) cost {
 	close(finish)
 	wg.Wait()
 	done()
+	others := l.others(t)
+	for name := range others {
+		others[name] -= before[name]
+	}
 	events := l.events(t)
-	return cost{took: took, cpu: r.cpu(t), writes: r.writes(t) - events, events: events}
+	return cost{took: took, cpu: r.cpu(t), writes: r.writes(t) - events, events: events, others: others}
 }
 
 func (l *load) finish(ctx context.Context, wl *kueue.Workload) error {
@@ -244,6 +251,16 @@ func (l *load) finish(ctx context.Context, wl *kueue.Workload) error {
 			return err
 		}
 	}
+}
+
+// others is the processor time that the server's programs have taken.
+func (l *load) others(t testing.TB) map[string]time.Duration {
+	t.Helper()
+	all, err := l.CPU()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
 }
 
 // events counts the writes of the controller's events.
@@ -385,6 +402,9 @@ func benchWorkloads(b *testing.B, floor string) {
 	b.ReportMetric(1000*c.cpu/n, "cpu-ms/workload")
 	b.ReportMetric(c.writes/n, "writes/workload")
 	b.ReportMetric(c.events/n, "events/workload")
+	for name, spent := range c.others {
+		b.ReportMetric(1000*spent.Seconds()/n, name+"-cpu-ms/workload")
+	}
 }
 
 // BenchmarkPods tells the cost from a pod to its open gate.
@@ -406,12 +426,15 @@ func benchPods(b *testing.B, floor string) {
 	// that takes to start.
 	podsWithClaims(b, l, "first", 1, 0)
 	alone := podsWithClaims(b, l, "alone", 300, 100*time.Millisecond)
-	cpu, writes, events := r.cpu(b), r.writes(b), l.events(b)
+	cpu, writes, events, others := r.cpu(b), r.writes(b), l.events(b), l.others(b)
 	done := r.profiled(b, cmp.Or(floor, "pods"))
 	began := time.Now()
 	podsWithClaims(b, l, "many", b.N, 0)
 	took := time.Since(began)
 	done()
+	for name, spent := range l.others(b) {
+		b.ReportMetric(1000*(spent-others[name]).Seconds()/n, name+"-cpu-ms/pod")
+	}
 	b.ReportMetric(n/took.Seconds(), "gates/s")
 	b.ReportMetric(1000*(r.cpu(b)-cpu)/n, "cpu-ms/pod")
 	e := l.events(b) - events
