@@ -219,9 +219,9 @@ func (r *jobReconciler) restoreNested(ctx context.Context, kind *jobs.Kind, job 
 }
 
 // existing is a Workload by name, nil if there is none.
-func (s *sources) existing(ctx context.Context, key types.NamespacedName) *kueue.Workload {
+func (s *sources) existing(ctx context.Context, key types.NamespacedName, how ...client.GetOption) *kueue.Workload {
 	wl := &kueue.Workload{}
-	if s.client.Get(ctx, key, wl) != nil {
+	if s.client.Get(ctx, key, wl, how...) != nil {
 		return nil
 	}
 	return wl

@@ -270,7 +270,7 @@ func (r *podReconciler) claimsOf(ctx context.Context, pod *corev1.Pod) ([]*resou
 			continue
 		}
 		claim := &resourceapi.ResourceClaim{}
-		if err := r.client.Get(ctx, types.NamespacedName{Namespace: pod.Namespace, Name: *name}, claim); err != nil {
+		if err := r.client.Get(ctx, types.NamespacedName{Namespace: pod.Namespace, Name: *name}, claim, untouched); err != nil {
 			return nil, errWait
 		}
 		if mustOwn {

@@ -29,13 +29,17 @@ type podReconciler struct {
 // room also brings its pod here at once.
 const gateRetry = 5 * time.Second
 
+// untouched has what is read be the cache's own, which nobody may change: whoever
+// writes makes a copy.
+const untouched = client.UnsafeDisableDeepCopy
+
 // errWait says that something which is on its way is not there yet.
 var errWait = errors.New("not yet")
 
 // Reconcile implements reconcile.Reconciler.
 func (r *podReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	pod := &corev1.Pod{}
-	if err := r.client.Get(ctx, req.NamespacedName, pod); err != nil {
+	if err := r.client.Get(ctx, req.NamespacedName, pod, untouched); err != nil {
 		r.nudges.forget(req.NamespacedName)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
@@ -202,7 +206,12 @@ func (r *podReconciler) workloadOf(ctx context.Context, pod *corev1.Pod, m membe
 }
 
 func (r *podReconciler) own(ctx context.Context, pod *corev1.Pod) *kueue.Workload {
-	return r.existing(ctx, types.NamespacedName{Namespace: pod.Namespace, Name: workloadName("Pod", pod.Name, pod.UID)})
+	key := types.NamespacedName{Namespace: pod.Namespace, Name: workloadName("Pod", pod.Name, pod.UID)}
+	if r.beside {
+		// It is opened in place.
+		return r.existing(ctx, key)
+	}
+	return r.existing(ctx, key, untouched)
 }
 
 // leave takes a pod of an evicted workload away: first its tickets, so that no
