@@ -138,6 +138,16 @@ func TestAClaimMadeBeforehandForAPodIsNotTicketedBeyondItsAdmission(t *testing.T
 	big.Annotations = map[string]string{"resource.kubernetes.io/pod-claim-name": "gpu"}
 	big.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(p, corev1.SchemeGroupVersion.WithKind("Pod"))}
 	w.create(t, big)
+	// Kubernetes' controller makes another one if it sees the template first.
+	apitest.Eventually(t, patience, "the claim is the pod's", func(ctx context.Context) error {
+		if err := w.client.Get(ctx, client.ObjectKeyFromObject(p), p); err != nil {
+			return err
+		}
+		if len(p.Status.ResourceClaimStatuses) == 0 {
+			return fmt.Errorf("it has none")
+		}
+		return nil
+	})
 	w.template(t, "late", "1Gi", "")
 	w.told(t, "sly", "TicketRefused", "was admitted with")
 	w.neverMore(t, 2*time.Second, pricing.Price{})
