@@ -332,6 +332,8 @@ func (r *workloads) grant(ctx context.Context, wl *kueue.Workload, d *engine.Adm
 	checks := r.checksOf(a)
 	r.complete(wl, a)
 	r.mu.Unlock()
+	// That it came back may not be written yet.
+	lifecycle.Waiting(wl, r.now())
 	lifecycle.Grant(wl, a, checks, r.now())
 	foundRoom(wl, r.now())
 	if err := r.write(ctx, wl); err != nil {
