@@ -83,13 +83,7 @@ func (r *claimReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl
 		return ctrl.Result{}, nil
 	}
 	err = r.open(ctx, claim, wl, a)
-	var outgrown *outgrownError
 	switch {
-	case errors.As(err, &outgrown):
-		if err := r.outgrew(ctx, wl, outgrown); err != nil {
-			return ctrl.Result{RequeueAfter: recheck}, client.IgnoreNotFound(ignoreConflict(err))
-		}
-		return ctrl.Result{}, nil
 	case errors.Is(err, errWait):
 		return ctrl.Result{RequeueAfter: recheck}, nil
 	case errors.As(err, new(*noRoomError)):

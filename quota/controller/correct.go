@@ -114,14 +114,19 @@ func (c *core) lessUsage(given *kueue.PodSetAssignment, each pricing.Price) (usa
 	return usage, less
 }
 
+// severalPods says whether a workload is a job or a group: other pods may come.
+func severalPods(wl *kueue.Workload) bool {
+	owner := metav1.GetControllerOf(wl)
+	if owner == nil {
+		return wl.Labels[GroupLabel] != ""
+	}
+	return owner.Kind != "Pod" && owner.Kind != "ResourceClaim"
+}
+
 // podsGranted are the claims of each pod of a set, if it is known what all of them
 // cost for good.
 func (c *core) podsGranted(w *work, a *kueue.Admission, set string) [][]*resourceapi.ResourceClaim {
-	owner := metav1.GetControllerOf(w.object)
-	switch {
-	case owner == nil && w.object.Labels[GroupLabel] == "":
-		return nil
-	case owner == nil, owner.Kind != "Pod" && owner.Kind != "ResourceClaim":
+	if severalPods(w.object) {
 		return c.lastPods(w, a, set)
 	}
 	if claims := c.grantedTo(w); claims != nil && len(a.PodSetAssignments) == 1 && w.object.Spec.PodSets[0].Count == 1 {
@@ -198,7 +203,9 @@ func (r *workloads) correct(ctx context.Context, wl *kueue.Workload) error {
 	wl = wl.DeepCopy()
 	wl.Status.Admission = cor.admission
 	message := "Charged for what was allocated: " + describeUsage(translate.Assignment(cor.admission))
-	corrected(wl, message, r.now())
+	if severalPods(wl) {
+		corrected(wl, message, r.now())
+	}
 	if err := r.write(ctx, wl); err != nil {
 		if apierrors.IsConflict(err) {
 			// The version that won brings the Workload here again.

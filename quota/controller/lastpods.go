@@ -30,8 +30,9 @@ import (
 // is charged that is not there: the workload goes back into its queue, with the
 // dearest to be charged; see outgrownError.
 
-// Corrected is the condition of a Workload that is charged for what its pods were
-// given, and not for what they might have been.
+// Corrected is the condition of the Workload of a job or group that is charged for
+// what its pods were given, and not for what they might have been. What is a pod or
+// a claim of its own has no other that could come.
 const Corrected = "quota.sluice.dev/Corrected"
 
 // corrected notes it.
