@@ -30,43 +30,107 @@ const keepTries = 32
 // room: for each pod, the node and the cards on it of which the least is in use.
 // What is in use there goes on; nobody else comes. A place that it was given
 // before is kept while the node would still take the pod, so that waiting is not
-// begun anew. What the workloads in without have does not count.
+// begun anew, or until there is one that can be used at once: under a job of days it
+// is exchanged for what others have left meanwhile. What the workloads in without
+// have does not count.
 func (s *State) keep(id engine.WorkloadID, a engine.Assignment, without []engine.WorkloadID) (engine.Placement, bool) {
 	w := s.workloads[id]
 	if w == nil {
 		return engine.Placement{}, false
 	}
-	before := slices.Clone(w.slots)
 	t := s.look(id, without...)
 	t.before = 0
-	rank := w.kept
-	if rank == 0 {
+	k := &keeper{s: s, rank: w.kept, before: slices.Clone(w.slots), full: map[*node]string{}, none: map[string]bool{}}
+	if k.rank == 0 {
 		s.keeps++
-		rank = s.keeps
+		k.rank = s.keeps
 	}
-	// Of pods that ask alike, none goes where one before had no place.
-	full := map[*node]string{}
-	placed, why := s.placeAll(id, w, &a, t, func(q *query, t *trial, _ map[string]string) (*slot, *noRoom) {
-		for i, sl := range before {
-			if sl.set != q.set.Name || sl.pod != "" {
-				continue
-			}
-			before = slices.Delete(before, i, i+1)
-			if n := s.nodes[sl.node]; n != nil && q.welcome(n) == nil && q.large(n) == nil && s.stillKept(q, n, sl, t) {
-				return sl, nil
-			}
-			break
-		}
-		if sl := s.keepOne(q, t, full); sl != nil {
-			sl.awaited, sl.kept = true, rank
-			return sl, nil
-		}
-		return nil, &noRoom{}
-	})
+	if len(k.before) > 0 {
+		// All that is kept counts, also what is kept for others of its pods.
+		k.free = s.look("", without...)
+	}
+	placed, why := s.placeAll(id, w, &a, t, k.find)
 	if why != nil {
 		return engine.Placement{}, false
 	}
 	return placement(placed), true
+}
+
+// keeper looks for the places that are kept for one workload.
+type keeper struct {
+	s    *State
+	rank int64
+	// before are places that are kept already and not given again yet.
+	before []*slot
+	// free is the trial in which places are looked for that can be used at once; nil
+	// if none was kept before. None are the claims for which there are none.
+	free *trial
+	none map[string]bool
+	// full has what no node is tried for again: of pods that ask alike, none goes
+	// where one before had no place.
+	full map[*node]string
+}
+
+// find is a finder.
+func (k *keeper) find(q *query, t *trial, shared map[string]string) (*slot, *noRoom) {
+	sl := k.next(q)
+	if sl != nil {
+		n := k.s.nodes[sl.node]
+		stays := n != nil && q.welcome(n) == nil && q.large(n) == nil
+		if stays && k.s.usable(q, n, sl, t) {
+			return sl, nil
+		}
+		if now := k.atOnce(q, shared); now != nil {
+			return now, nil
+		}
+		if stays && k.s.stillKept(q, n, sl, t) {
+			return sl, nil
+		}
+	}
+	if sl = k.s.keepOne(q, t, k.full); sl == nil {
+		return nil, &noRoom{}
+	}
+	sl.awaited, sl.kept = true, k.rank
+	return sl, nil
+}
+
+// next takes the next of the places that are kept already for pods of a set.
+func (k *keeper) next(q *query) *slot {
+	i := slices.IndexFunc(k.before, func(sl *slot) bool { return sl.set == q.set.Name && sl.pod == "" })
+	if i < 0 {
+		return nil
+	}
+	sl := k.before[i]
+	k.before = slices.Delete(k.before, i, i+1)
+	return sl
+}
+
+// atOnce is a place that a pod could have now, nil if there is none.
+func (k *keeper) atOnce(q *query, shared map[string]string) *slot {
+	if q.key != "" && k.none[q.key] {
+		return nil
+	}
+	sl, why := k.s.placeOne(q, k.free, shared)
+	if why != nil {
+		k.none[q.key] = true
+		return nil
+	}
+	k.s.put(k.free, sl)
+	sl.awaited, sl.kept = true, k.rank
+	return sl
+}
+
+// usable says that nobody else has anything of a place any more.
+func (s *State) usable(q *query, n *node, sl *slot, t *trial) bool {
+	v := s.view(n, t)
+	if v.short(n, q) != nil {
+		return false
+	}
+	v = s.with(n, v.clone(), []*slot{sl})
+	return !slices.ContainsFunc(sl.devices, func(d device) bool {
+		c := v.cardOf(d.id)
+		return c != nil && c.over
+	})
 }
 
 // Places that are kept can be in each other's way: two cards are kept for one, the

@@ -150,6 +150,78 @@ func TestThoseWhoseKeptPlacesAreInEachOthersWayAreServedInTurn(t *testing.T) {
 	}
 }
 
+// Of a gang's places one is under a job of days. Another node is left by all: it is
+// kept instead, and what was kept before is free for others.
+func TestAKeptPlaceUnderAJobOfDaysIsExchangedForOneThatIsFree(t *testing.T) {
+	s := world(BinPack)
+	busy := map[string]int64{"n1": 10, "n2": 20, "n3": 30}
+	for _, name := range []string{"n1", "n2", "n3"} {
+		addNode(s, name, nil, 80)
+		s.SetClaim(allocated(name, name, "gpu-0", busy[name]), engine.WorkloadID("ns/on-"+name))
+	}
+	w, a := wanting(s, "ns/gang", 2, spec(0))
+	on := func() (nodes []string) {
+		for _, sl := range s.workloads["ns/gang"].slots {
+			nodes = append(nodes, sl.node)
+		}
+		return nodes
+	}
+	kept(t, s, w, a)
+	if got := on(); !slices.Equal(got, []string{"n1", "n2"}) {
+		t.Fatalf("kept on %v", got)
+	}
+	rank := s.workloads["ns/gang"].kept
+	s.RemoveClaim("n3")
+	kept(t, s, w, a)
+	if got := on(); !slices.Equal(got, []string{"n3", "n2"}) {
+		t.Fatalf("with n3 free, kept on %v", got)
+	}
+	if got := s.workloads["ns/gang"].kept; got != rank {
+		t.Errorf("its rank was %d and is %d", rank, got)
+	}
+	if got := place(t, s, "ns/small", 1, 20); got != "n1" {
+		t.Errorf("a small one, beside what is kept: %s", got)
+	}
+	// It stays there, whatever else becomes emptier, and nobody is woken.
+	s.SetClaim(allocated("n1", "n1", "gpu-0", 5), "ns/on-n1")
+	s.Freed()
+	for range 3 {
+		kept(t, s, w, a)
+	}
+	if got := on(); !slices.Equal(got, []string{"n3", "n2"}) || s.Freed() {
+		t.Errorf("asked again, kept on %v", got)
+	}
+	s.RemoveClaim("n2")
+	p, no := s.Place(w, a, nil)
+	if no != nil {
+		t.Fatalf("with both free: %v", no)
+	}
+	s.Take("ns/gang", p)
+	if got := on(); !slices.Contains(got, "n3") || !slices.Contains(got, "n2") {
+		t.Errorf("placed on %v", got)
+	}
+}
+
+// The other card may be of the same node.
+func TestAKeptCardUnderAJobOfDaysIsExchangedForOneOfTheSameNode(t *testing.T) {
+	s := world(BinPack)
+	addNode(s, "n1", nil, 80, 80, 80)
+	for i, gi := range []int64{10, 20, 30} {
+		s.SetClaim(allocated(fmt.Sprint("c", i), "n1", fmt.Sprint("gpu-", i), gi), engine.WorkloadID(fmt.Sprint("ns/on-", i)))
+	}
+	w, a := wanting(s, "ns/gang", 2, spec(0))
+	kept(t, s, w, a)
+	s.RemoveClaim("c2")
+	kept(t, s, w, a)
+	var cards []string
+	for _, sl := range s.workloads["ns/gang"].slots {
+		cards = append(cards, sl.devices[0].Device)
+	}
+	if !slices.Equal(cards, []string{"gpu-2", "gpu-1"}) {
+		t.Errorf("kept are %v", cards)
+	}
+}
+
 // The one that is to take a place over looks for it as if the other did not wait.
 func TestAPlaceThatIsKeptForOneMayBeKeptForAnotherInstead(t *testing.T) {
 	s := world(BinPack)
