@@ -59,12 +59,13 @@ type NoRoom struct {
 	// Flavors are those of the assignment that lack room; empty means that it
 	// cannot be told. Another flavor is tried in their place.
 	Flavors []FlavorName
-	// Keep, if not nil, finds the place best kept free for the workload, should
-	// it wait too long (see [HoleReserveAfter]); false if there is none. It is
-	// called inside Decide alone, maybe in a later one, and answers by what is
-	// known then. Called for a workload that has a place kept, it gives the same
-	// one while that will do. What the workloads in without have does not count.
-	Keep func(without ...WorkloadID) (Placement, bool)
+	// Keep, if not nil, finds the place best kept free for the workload, or for
+	// another that asks alike and waits with it, should it wait too long (see
+	// [HoleReserveAfter]); false if there is none. It is called inside Decide alone,
+	// maybe in a later one, and answers by what is known then. Called for a workload
+	// that has a place kept, it gives the same one while that will do. What the
+	// workloads in without have does not count.
+	Keep func(id WorkloadID, without ...WorkloadID) (Placement, bool)
 }
 
 // Hole is a free piece of a card.

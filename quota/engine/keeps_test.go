@@ -16,7 +16,7 @@ type choosy struct {
 func (f *choosy) Place(w *Workload, a Assignment, without []WorkloadID) (Placement, *NoRoom) {
 	p, no := f.toyCards.Place(w, a, without)
 	if no != nil && w.ID == f.never {
-		no.Keep = func(...WorkloadID) (Placement, bool) { return Placement{}, false }
+		no.Keep = func(WorkloadID, ...WorkloadID) (Placement, bool) { return Placement{}, false }
 	}
 	return p, no
 }
@@ -35,18 +35,61 @@ func (f *choosy) Drop(id WorkloadID) {
 	f.toyCards.Drop(id)
 }
 
-// A place that is given up and taken again would be free for a moment, and wake all
-// that wait for room, at each look.
-func TestAPlaceIsNotGivenUpForOneOfHigherPriorityThatHasNoneToKeep(t *testing.T) {
-	f := &choosy{toyCards: &toyCards{taken: map[WorkloadID][]toyPiece{}}, never: "high", other: "low"}
-	f.cards = []*toyCard{{"node-1/0", "f", "mem", 80}}
-	e, now := New(HoleReserveAfter(time.Minute)), storyStart
-	e.Apply(Tick{Now: now})
+// keepingEngine has one queue with ample quota, and keeps places after a minute.
+func keepingEngine() *Engine {
+	e := New(HoleReserveAfter(time.Minute))
+	e.Apply(Tick{Now: storyStart})
 	e.Apply(FlavorChanged{FlavorSpec{Name: "f"}})
 	q := ClusterQueue{Name: "q", Namespaces: Selector{Everything: true}}
 	q.Groups = []ResourceGroup{{Resources: []Resource{"mem"}, Flavors: []FlavorQuotas{{"f", []Quota{{Nominal: 1000}}}}}}
 	e.Apply(QueueChanged{q})
 	e.Apply(LocalQueueChanged{LocalQueue{Name: LocalQueueName{"ns", "q"}, Queue: "q"}})
+	return e
+}
+
+// A place is kept for a workload. One that asks alike and is older comes back, evicted,
+// and goes before it: of those who ask alike the first alone is tried, so the place is
+// kept for him.
+func TestAPlaceThatIsKeptGoesToWhoGoesFirstOfThoseAlike(t *testing.T) {
+	f := &toyCards{taken: map[WorkloadID][]toyPiece{}}
+	f.cards = []*toyCard{{"node-1/0", "f", "mem", 80}}
+	e, now := keepingEngine(), storyStart
+	come := func(id WorkloadID, priority int32, size Amount, queued time.Time) {
+		e.Apply(WorkloadChanged{Workload{ID: id, LocalQueue: LocalQueueName{"ns", "q"}, Priority: priority, QueuedAt: queued,
+			PodSets: []PodSet{{Name: "main", Count: 1, Requests: Amounts{"mem": size}}}}})
+		e.Decide(f)
+	}
+	come("runs", 9, 10, now)
+	come("young", 1, 80, now.Add(time.Minute))
+	now = now.Add(5 * time.Minute)
+	e.Apply(Tick{Now: now})
+	e.Decide(f)
+	if len(f.taken["young"]) != 1 {
+		t.Fatalf("no place is kept: %v", f.taken)
+	}
+	come("old", 1, 80, storyStart)
+	e.Apply(RoomChanged{})
+	e.Decide(f)
+	if len(f.taken["old"]) != 1 || len(f.taken["young"]) != 0 {
+		t.Errorf("the place is kept for %v", f.taken)
+	}
+	delete(f.taken, "runs")
+	e.Apply(WorkloadRemoved{"runs"})
+	e.Apply(RoomChanged{})
+	for _, d := range e.Decide(f) {
+		if a, ok := d.(Admit); ok && a.ID == "old" {
+			return
+		}
+	}
+	t.Errorf("nobody has the place that is free\n%s", e)
+}
+
+// A place that is given up and taken again would be free for a moment, and wake all
+// that wait for room, at each look.
+func TestAPlaceIsNotGivenUpForOneOfHigherPriorityThatHasNoneToKeep(t *testing.T) {
+	f := &choosy{toyCards: &toyCards{taken: map[WorkloadID][]toyPiece{}}, never: "high", other: "low"}
+	f.cards = []*toyCard{{"node-1/0", "f", "mem", 80}}
+	e, now := keepingEngine(), storyStart
 	come := func(id WorkloadID, priority int32, size Amount) {
 		e.Apply(WorkloadChanged{Workload{ID: id, LocalQueue: LocalQueueName{"ns", "q"}, Priority: priority, QueuedAt: now,
 			PodSets: []PodSet{{Name: "main", Count: 1, Requests: Amounts{"mem": size}}}}})

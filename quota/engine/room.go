@@ -45,6 +45,10 @@ func (e *Engine) tryRoom(n *nomination, fit Fit) {
 		e.renominate(n, nil)
 	}
 	n.room = firstNo
+	if e.takeOver(n, fit) {
+		e.tryRoom(n, fit)
+		return
+	}
 	if n.w.gated || !n.q.mayPreempt() || firstNo.Never {
 		e.refuse(n)
 		return
@@ -272,7 +276,7 @@ func (e *Engine) keep(w, lower *work, fit Fit) {
 	if lower != nil {
 		without = append(without, lower.id)
 	}
-	p, ok := w.class.room.Keep(without...)
+	p, ok := w.class.room.Keep(w.id, without...)
 	if !ok {
 		return
 	}
@@ -295,12 +299,37 @@ func (e *Engine) keptBelow(w *work) *work {
 	return nil
 }
 
+// takeOver has the place that is kept for one be kept for another that is like him and
+// goes before him: he was evicted, and is older. Nobody else of them is tried, so the
+// place would be kept for ever from those whom it would do for. False means that there
+// is none.
+func (e *Engine) takeOver(n *nomination, fit Fit) bool {
+	if n.w.keptBy != nil || n.room.Keep == nil {
+		return false
+	}
+	i := slices.IndexFunc(n.q.keeps, func(o *work) bool { return o.class == n.w.class })
+	if i < 0 {
+		return false
+	}
+	o := n.q.keeps[i]
+	p, ok := n.room.Keep(n.w.id, o.id)
+	if !ok {
+		return false
+	}
+	n.w.roomSince = o.roomSince
+	e.unkeepFor(o)
+	n.w.keptBy = n.q
+	n.q.keeps = append(n.q.keeps, n.w)
+	fit.Take(n.w.id, p)
+	return true
+}
+
 // keepStill moves a kept place that would not do any more.
 func (e *Engine) keepStill(n *nomination, fit Fit) {
 	if n.w.keptBy == nil || fit == nil || n.room == nil || n.room.Keep == nil {
 		return
 	}
-	if p, ok := n.room.Keep(); ok {
+	if p, ok := n.room.Keep(n.w.id); ok {
 		fit.Take(n.w.id, p)
 	}
 }

@@ -80,7 +80,7 @@ func (f *toyCards) Place(w *Workload, a Assignment, without []WorkloadID) (Place
 	}
 	sort.SliceStable(no.Holes, func(i, j int) bool { return no.Holes[i].Size > no.Holes[j].Size })
 	if _, ok := f.keep(a); ok {
-		no.Keep = func(...WorkloadID) (Placement, bool) { return f.keep(a) }
+		no.Keep = func(WorkloadID, ...WorkloadID) (Placement, bool) { return f.keep(a) }
 	} else {
 		no.Never = true
 	}

@@ -161,12 +161,15 @@ func (s *State) reindex() {
 		if n.base == nil {
 			n.base = s.compute(n, &trial{})
 		}
-		if n.base.over() {
+		if n.base.over() && s.compute(n, &trial{now: true}).over() {
 			s.rearrange(n)
 		} else if len(s.lost) > 0 {
 			for _, sl := range n.slots {
 				s.regain(sl)
 			}
+		}
+		if n.base.over() {
+			s.rename(n)
 		}
 		if n.at.equal(&n.base.keys) && s.indexed(n) {
 			continue

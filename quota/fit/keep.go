@@ -41,6 +41,9 @@ func (s *State) keep(id engine.WorkloadID, a engine.Assignment, without []engine
 	t := s.look(id, without...)
 	t.before = 0
 	k := &keeper{s: s, rank: w.kept, before: slices.Clone(w.slots), full: map[*node]string{}, none: map[string]bool{}}
+	for _, other := range without {
+		k.inherit(s.workloads[other], id)
+	}
 	if k.rank == 0 {
 		s.keeps++
 		k.rank = s.keeps
@@ -71,6 +74,20 @@ type keeper struct {
 	full map[*node]string
 }
 
+// inherit takes over the rank and the places of another, who does not count, if
+// nothing is kept yet.
+func (k *keeper) inherit(other *workload, id engine.WorkloadID) {
+	if other == nil || other.kept == 0 || k.rank > 0 {
+		return
+	}
+	k.rank = other.kept
+	for _, sl := range other.slots {
+		mine := *sl
+		mine.workload = id
+		k.before = append(k.before, &mine)
+	}
+}
+
 // find is a finder.
 func (k *keeper) find(q *query, t *trial, shared map[string]string) (*slot, *noRoom) {
 	sl := k.next(q)
@@ -96,7 +113,7 @@ func (k *keeper) find(q *query, t *trial, shared map[string]string) (*slot, *noR
 
 // next takes the next of the places that are kept already for pods of a set.
 func (k *keeper) next(q *query) *slot {
-	i := slices.IndexFunc(k.before, func(sl *slot) bool { return sl.set == q.set.Name && sl.pod == "" })
+	i := slices.IndexFunc(k.before, func(sl *slot) bool { return sl.set == q.set.Name && sl.pod == "" && sl.kind == q.key })
 	if i < 0 {
 		return nil
 	}

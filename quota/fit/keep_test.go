@@ -32,7 +32,7 @@ func kept(t *testing.T, s *State, w *engine.Workload, a engine.Assignment) engin
 	if no == nil {
 		t.Fatalf("%s has room: %v", w.ID, p.Pods)
 	}
-	p, ok := no.Keep()
+	p, ok := no.Keep(w.ID)
 	if !ok {
 		t.Fatalf("no place is kept for %s, which waits because %v", w.ID, no)
 	}
@@ -231,10 +231,10 @@ func TestAPlaceThatIsKeptForOneMayBeKeptForAnotherInstead(t *testing.T) {
 	kept(t, s, w, a)
 	w, a = wanting(s, "ns/high", 1, spec(0))
 	_, no := s.Place(w, a, nil)
-	if p, ok := no.Keep(); ok {
+	if p, ok := no.Keep("ns/high"); ok {
 		t.Errorf("beside the other: %v", p.Pods)
 	}
-	p, ok := no.Keep("ns/low")
+	p, ok := no.Keep("ns/high", "ns/low")
 	if !ok || p.Pods[0].Node != "n1" {
 		t.Errorf("instead of the other: %v", p.Pods)
 	}
@@ -317,7 +317,7 @@ func TestALargeOneIsServedHoweverManySmallOnesCome(t *testing.T) {
 					w, a := wanting(c.s, l.id, l.pods, l.claim)
 					p, no := c.s.Place(w, a, nil)
 					if no != nil {
-						if p, ok := no.Keep(); ok {
+						if p, ok := no.Keep(l.id); ok {
 							c.s.Take(l.id, p)
 							if !l.kept {
 								c.note("at %d a place is kept for %s: %v", now, l.id, p.Pods)

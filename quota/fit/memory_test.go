@@ -112,7 +112,7 @@ func TestNothingIsKeptOfWorkloadsThatCameAndWent(t *testing.T) {
 					}
 				}
 			case r.IntN(2) == 0:
-				if p, ok := no.Keep(); ok {
+				if p, ok := no.Keep(w.id); ok {
 					keeps++
 					s.Take(w.id, p)
 				}
@@ -143,9 +143,9 @@ func TestNothingIsKeptOfWorkloadsThatCameAndWent(t *testing.T) {
 	if placed < 1000 || keeps < 100 {
 		t.Fatalf("%d were placed, for %d a place was kept", placed, keeps)
 	}
-	if n := len(s.workloads) + len(s.claims) + len(s.pods) + len(s.lost) + len(s.keeping) + len(s.roaming) + len(s.asked); n > 0 {
+	if n := len(s.workloads) + len(s.claims) + len(s.pods) + len(s.lost) + len(s.awaiting) + len(s.roaming) + len(s.asked); n > 0 {
 		t.Errorf("left are %d workloads, %d claims, %d pods, %d lost and %d kept places, %d sizes",
-			len(s.workloads), len(s.claims), len(s.pods), len(s.lost), len(s.keeping), len(s.asked))
+			len(s.workloads), len(s.claims), len(s.pods), len(s.lost), len(s.awaiting), len(s.asked))
 	}
 	if last > first+first/2 {
 		t.Errorf("after 1,000 workloads %d things can be reached, after 10,000 more %d", first, last)

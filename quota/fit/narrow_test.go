@@ -94,7 +94,7 @@ func TestOfAPoolWithAKeptCardEverythingElseIsGivenAsEver(t *testing.T) {
 		if no == nil {
 			return
 		}
-		p, ok := no.Keep()
+		p, ok := no.Keep(w.ID)
 		if !ok {
 			return
 		}

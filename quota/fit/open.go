@@ -131,7 +131,7 @@ func (s *State) openOn(q *query, t *trial, found, mine *slot) (*slot, *noRoom) {
 		n := s.nodes[found.node]
 		l := s.lineOf(n, t)
 		l.flight = append(l.flight, found)
-		if s.safe(n, l, nil) || len(l.awaited) == 0 && s.overdue(mine) && s.safe(n, line{flight: l.flight}, nil) {
+		if s.safe(n, l, nil) || s.overdue(mine) && s.safe(n, line{flight: l.flight, awaited: l.asked()}, nil) {
 			return found, nil
 		}
 		if first == nil {
@@ -141,6 +141,13 @@ func (s *State) openOn(q *query, t *trial, found, mine *slot) (*slot, *noRoom) {
 		found = nil
 	}
 	return nil, first
+}
+
+// asked are the places that others were asked to leave. They leave in time; a place
+// that is only kept may be others' for days, and who was promised room before cannot
+// wait for that.
+func (l *line) asked() []*slot {
+	return slices.DeleteFunc(slices.Clone(l.awaited), func(sl *slot) bool { return sl.kept > 0 })
 }
 
 // overtaken says what speaks against a further pod on a node.

@@ -3,6 +3,7 @@ package fit
 import (
 	"cmp"
 	"encoding/binary"
+	"maps"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -26,6 +27,10 @@ type line struct {
 	// later and one by one, awaited those that others still have, where nothing
 	// new may come.
 	flight, promised, awaited []*slot
+	// evicting are those of the awaited that others were asked to leave, later what is
+	// left of the node when those have left and nobody else has.
+	evicting []*slot
+	later    *view
 }
 
 // lineOf lists who counts on a node in a trial.
@@ -80,7 +85,7 @@ func (s *State) safe(n *node, l line, without map[engine.WorkloadID]bool) bool {
 	if len(l.flight) == 0 || len(all) == 1 {
 		return true
 	}
-	if simple(all[0].claims) && !slices.ContainsFunc(all, func(sl *slot) bool { return sl.kind != all[0].kind }) {
+	if len(l.awaited) == 0 && simple(all[0].claims) && !slices.ContainsFunc(all, func(sl *slot) bool { return sl.kind != all[0].kind }) {
 		// Whoever comes first, what is taken is the same, and it was found to fit.
 		return true
 	}
@@ -90,6 +95,7 @@ func (s *State) safe(n *node, l line, without map[engine.WorkloadID]bool) bool {
 	} else {
 		v = s.bare(n, without)
 	}
+	s.foresee(n, &l, without)
 	if d := s.counting(n, v, all); d != nil {
 		return len(l.awaited) == 0 && d.ample(all) || l.everyOrder(&limited{d, mostDealt}, v, kindsOf(l.flight, d.alike))
 	}
@@ -181,11 +187,31 @@ func (l *line) kept(d dealer, v *view, took []piece) bool {
 			// Those who had their places are gone.
 			return true
 		}
-		if v.disturbs(took, l.awaited) {
+		// A place that is kept is had when everybody has left it, one that others were
+		// asked to leave while the rest stays.
+		if v.disturbs(took, l.awaited, nil) || l.later != nil && v.disturbs(took, l.evicting, l.later) {
 			return false
 		}
 	}
 	return len(l.promised) == 0 || inOrder(d, v, l.promised) != nil
+}
+
+// foresee finds what is left for those for whom others were asked to leave.
+func (s *State) foresee(n *node, l *line, without map[engine.WorkloadID]bool) {
+	gone := maps.Clone(without)
+	for _, sl := range l.awaited {
+		if sl.gone == nil {
+			continue
+		}
+		l.evicting = append(l.evicting, sl)
+		if gone == nil {
+			gone = map[engine.WorkloadID]bool{}
+		}
+		maps.Copy(gone, sl.gone)
+	}
+	if len(l.evicting) > 0 {
+		l.later = s.bare(n, gone)
+	}
 }
 
 // mostTries bounds how much is dealt to find an order.
@@ -291,25 +317,30 @@ func (v *view) largest(sl *slot) int64 {
 
 // disturbs says that what is taken lies on cards where somebody waits for what
 // others have, or draws from the counters of such a card, so that there would not be
-// enough for him when those are gone.
-func (v *view) disturbs(took []piece, awaited []*slot) bool {
+// enough for him when those are gone: of empty cards, or of what later leaves of them.
+func (v *view) disturbs(took []piece, awaited []*slot, later *view) bool {
 	type sum struct {
 		memory, cores  int64
 		whole, awaited bool
 	}
 	all, left := map[int]sum{}, slices.Clone(v.counters)
+	rest := func(card int) (memory, cores int64) { return max(0, v.cards[card].memory), max(0, v.cards[card].cores) }
+	if later != nil {
+		left = tally{all: v.counters}.left(later.cards)
+		rest = func(card int) (memory, cores int64) { return later.cards[card].freeMemory, later.cards[card].freeCores }
+	}
 	// add says whether a piece is too much.
 	add := func(p piece, awaited bool) bool {
 		was, known := all[p.card]
 		is := sum{was.memory + p.memory, was.cores + p.cores, was.whole || p.whole, was.awaited || awaited}
 		all[p.card] = is
-		c := &v.cards[p.card]
-		if is.awaited && known && (is.whole || is.memory > max(0, c.memory) || is.cores > max(0, c.cores)) {
+		memory, cores := rest(p.card)
+		if is.awaited && known && (is.whole || is.memory > memory || is.cores > cores) {
 			return true
 		}
 		short := false
-		for _, d := range c.draws {
-			if !known {
+		for _, d := range v.cards[p.card].draws {
+			if !known && (later == nil || !later.cards[p.card].touched) {
 				left[d.counter] -= d.much
 				short = short || left[d.counter] < 0
 			}
@@ -389,6 +420,35 @@ func (s *State) rearrange(n *node) {
 	}
 	place(l.promised)
 	n.base = s.compute(n, &trial{})
+}
+
+// rename has places that others were asked to leave be other cards of the node, where
+// somebody who stays was given a part of those that they name.
+func (s *State) rename(n *node) {
+	for _, sl := range n.slots {
+		if sl.gone == nil || s.roams(sl) {
+			continue
+		}
+		var others []*slot
+		for _, o := range n.slots {
+			if o != sl && o.kept == 0 && !sl.gone[o.workload] {
+				others = append(others, o)
+			}
+		}
+		v := s.with(n, s.bare(n, sl.gone), others)
+		if !s.with(n, v.clone(), []*slot{sl}).over() {
+			continue
+		}
+		results, err := s.allocate(sl.workload, n, v.state, sl.claims)
+		if err != nil || results == nil {
+			continue
+		}
+		sl.devices = nil
+		for i := range results {
+			sl.devices = append(sl.devices, devicesOf(results[i].Devices.Results)...)
+		}
+		n.base = s.compute(n, &trial{})
+	}
 }
 
 func (s *State) lose(sl *slot) {

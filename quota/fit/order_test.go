@@ -104,7 +104,7 @@ func TestWhatIsKeptForOneIsNotGivenToSmallerOnes(t *testing.T) {
 	s.SetClaim(allocated("b", "n1", "gpu-1", 40), "ns/b")
 	w, a := ask(s, "ns/whole", 1, 0, nil)
 	_, no := s.Place(w, a, nil)
-	kept, ok := no.Keep()
+	kept, ok := no.Keep(w.ID)
 	if !ok {
 		t.Fatal("no place to keep")
 	}

@@ -33,6 +33,8 @@ type slot struct {
 	// awaited says that others have the place still: they are asked to leave it, or
 	// it is kept for when they do.
 	awaited bool
+	// gone are those who are asked to leave it, and others who leave already.
+	gone map[engine.WorkloadID]bool
 	// kept is the rank of a place that is kept for somebody who waits, the least
 	// first; 0 for others.
 	kept int64
@@ -68,15 +70,15 @@ func (s *State) Place(w *engine.Workload, flavors engine.Assignment, without []e
 		if len(without) == 0 {
 			s.counts.Refusals[why.cause]++
 			flavors := copyOf(&flavors)
-			why.Keep = func(without ...engine.WorkloadID) (engine.Placement, bool) {
-				return s.keep(w.ID, flavors, without)
+			why.Keep = func(id engine.WorkloadID, without ...engine.WorkloadID) (engine.Placement, bool) {
+				return s.keep(id, flavors, without)
 			}
 		}
 		return engine.Placement{}, &why.NoRoom
 	}
 	if len(without) > 0 {
 		for _, sl := range placed {
-			sl.awaited = true
+			sl.awaited, sl.gone = true, t.without
 		}
 	}
 	p := placement(placed)

@@ -160,7 +160,7 @@ func TestAKeptPlaceIsTheOneThatIsFreeSoonest(t *testing.T) {
 	if no == nil || no.Keep == nil {
 		t.Fatalf("placed, or no place to keep: %v", no)
 	}
-	p, ok := no.Keep()
+	p, ok := no.Keep(w.ID)
 	if !ok || p.Pods[0].Node != "n2" {
 		t.Fatalf("kept %v, %v", p.Pods, ok)
 	}
@@ -175,7 +175,7 @@ func TestAKeptPlaceIsTheOneThatIsFreeSoonest(t *testing.T) {
 	if _, no = s.Place(w, a, nil); no == nil {
 		t.Fatal("placed on a card that is in use")
 	}
-	if again, _ := no.Keep(); again.Pods[0].Node != "n2" {
+	if again, _ := no.Keep(w.ID); again.Pods[0].Node != "n2" {
 		t.Errorf("kept on %s now", again.Pods[0].Node)
 	}
 	s.RemoveClaim("c2")
@@ -186,7 +186,7 @@ func TestAKeptPlaceIsTheOneThatIsFreeSoonest(t *testing.T) {
 	s.SetClaim(allocated("c2", "n2", "gpu-0", 20), "ns/small-2")
 	s.RemoveNode("n2")
 	_, no = s.Place(w, a, nil)
-	if again, ok := no.Keep(); !ok || again.Pods[0].Node != "n1" {
+	if again, ok := no.Keep(w.ID); !ok || again.Pods[0].Node != "n1" {
 		t.Errorf("after its node is gone: %v, %v", again.Pods, ok)
 	}
 }

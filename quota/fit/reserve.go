@@ -69,8 +69,8 @@ func (s *State) listSlot(sl *slot) {
 		n.held = n.base.clone()
 	}
 	n.slots = append(n.slots, sl)
-	if sl.kept > 0 {
-		s.keeping[sl] = struct{}{}
+	if sl.awaited {
+		s.awaiting[sl] = struct{}{}
 	}
 	s.changeSlot(sl, true)
 	if s.roams(sl) {
@@ -81,7 +81,7 @@ func (s *State) listSlot(sl *slot) {
 func (s *State) unlistSlot(sl *slot) {
 	s.freed = true
 	delete(s.roaming, sl)
-	delete(s.keeping, sl)
+	delete(s.awaiting, sl)
 	s.regain(sl)
 	s.changeSlot(sl, false)
 	if n := s.nodes[sl.node]; n != nil {

@@ -35,9 +35,10 @@ type State struct {
 	roaming map[*slot]struct{}
 	// lost are the slots whose place somebody else was given.
 	lost map[*slot]struct{}
-	// keeping are the slots that are kept for those who wait, keeps counts them.
-	keeping map[*slot]struct{}
-	keeps   int64
+	// awaiting are the slots that others have still, keeps counts the workloads for
+	// which any were kept.
+	awaiting map[*slot]struct{}
+	keeps    int64
 	// turn is where a pod begins to look among the places of others of its set.
 	turn int
 
@@ -107,7 +108,7 @@ func New(policy Policy) *State {
 		pods:      map[types.UID]*podOnNode{},
 		roaming:   map[*slot]struct{}{},
 		lost:      map[*slot]struct{}{},
-		keeping:   map[*slot]struct{}{},
+		awaiting:  map[*slot]struct{}{},
 		flavors:   map[engine.FlavorName]Flavor{},
 		workloads: map[engine.WorkloadID]*workload{},
 		asked:     sizes{},

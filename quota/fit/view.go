@@ -38,6 +38,10 @@ type trial struct {
 	// found says that places which others lost do not count: those who were
 	// promised room do not wait for those who cannot have it.
 	found bool
+	// now says that places which others have still take nothing of what is free: who
+	// was promised room does not wait until those have left. That they get theirs
+	// when they have is the matter of safe.
+	now bool
 	// before is the rank from which on kept places do not count, 0 if all do.
 	before int64
 	// barred are nodes that are not to be taken.
@@ -73,7 +77,7 @@ func (s *State) look(own engine.WorkloadID, without ...engine.WorkloadID) *trial
 	if w := s.workloads[own]; w != nil {
 		s.differSlots(t, w.slots)
 		if t.before = w.outranks(); t.before > 0 {
-			for sl := range s.keeping {
+			for sl := range s.awaiting {
 				s.differSlot(t, sl)
 			}
 		}
@@ -118,9 +122,11 @@ func (s *State) differSlot(t *trial, sl *slot) {
 // to leave, if any, does not count, nor do places that others lost.
 func (s *State) lookFor(mine *slot) *trial {
 	t := s.look("")
-	t.found = true
-	for sl := range s.lost {
-		s.differSlot(t, sl)
+	t.found, t.now = true, true
+	for _, slots := range []map[*slot]struct{}{s.lost, s.awaiting} {
+		for sl := range slots {
+			s.differSlot(t, sl)
+		}
 	}
 	s.leaveOut(t, mine)
 	return t
@@ -163,6 +169,9 @@ func (t *trial) counts(sl *slot) bool {
 	return sl != t.skip && sl.workload != t.own && !t.without[sl.workload] && !(t.found && sl.lost) && !(t.before > 0 && sl.kept >= t.before)
 }
 
+// takes says that a slot takes something of what is free.
+func (t *trial) takes(sl *slot) bool { return t.counts(sl) && !(t.now && sl.awaited) }
+
 // view is a node as a trial sees it.
 func (s *State) view(n *node, t *trial) *view {
 	v, differs := t.views[n]
@@ -187,12 +196,12 @@ func (s *State) compute(n *node, t *trial) *view {
 	}
 	all := make([]*slot, 0, len(n.slots)+1)
 	for _, sl := range n.slots {
-		if t.counts(sl) {
+		if t.takes(sl) {
 			all = append(all, sl)
 		}
 	}
 	for sl := range s.roaming {
-		if t.counts(sl) && sl.node != n.name {
+		if t.takes(sl) && sl.node != n.name {
 			all = append(all, sl)
 		}
 	}
