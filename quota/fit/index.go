@@ -24,7 +24,7 @@ type keys struct {
 	name string
 	// holes rise: what is left of the cards that have more than all before them.
 	holes []int64
-	// spare counts the cards that a request without a size would get.
+	// spare counts the cards that a request without a size would get, cores aside.
 	spare int
 	// free is the sum of what is left.
 	free int64
@@ -39,7 +39,7 @@ func keysOf(n *node, cards []card) keys {
 		if !c.open || c.tainted {
 			continue
 		}
-		if c.gives(want{memory: -1, cores: -1}) {
+		if c.spare() {
 			k.spare++
 		}
 		if c.memory < 0 {

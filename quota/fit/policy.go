@@ -60,7 +60,7 @@ func (q *query) rank(k *keys, least int64) (rank, bool) {
 	switch {
 	case q.policy == Spread:
 		return rank{free: -k.free}, true
-	case q.wants.blind || !q.wants.sized:
+	case q.wants.blind || q.wants.loose || !q.wants.sized:
 		return rank{free: k.free}, true
 	case q.wants.memory < 0:
 		return rank{size: int64(k.spare), free: k.free}, k.spare > 0
@@ -104,7 +104,7 @@ func (q *query) inOrder(least int64) iter.Seq2[rank, *node] {
 				end = begin
 			}
 		}
-	case q.wants.blind || !q.wants.sized:
+	case q.wants.blind || q.wants.loose || !q.wants.sized:
 		return func(yield func(rank, *node) bool) {
 			for _, n := range ix.free {
 				if !yield(rank{free: n.at.free}, n) {

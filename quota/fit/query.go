@@ -54,6 +54,9 @@ type wants struct {
 	// at all.
 	memory int64
 	sized  bool
+	// loose says that the index tells nothing: of the alternatives of a request some
+	// name a size and others none.
+	loose bool
 	// many says that the pod gets more than one card.
 	many bool
 	// blind says that numbers tell nothing: a request tolerates taints, or some
@@ -230,10 +233,13 @@ func wantsOf(claims []*resourceapi.ResourceClaim) wants {
 				least, count = min(least, x.memory), max(count, x.count)
 			}
 			w.memory = max(w.memory, least)
+			w.loose = w.loose || least < 0 && slices.ContainsFunc(a, func(x want) bool { return x.memory >= 0 })
 			cards += count
 		}
 	}
 	w.many = cards > 1
+	// Where another request is sure to ask a size, the index tells by that.
+	w.loose = w.loose && w.memory < 0
 	return w
 }
 
@@ -245,10 +251,10 @@ func wantOf(mode resourceapi.DeviceAllocationMode, count int64, capacity *resour
 	}
 	if capacity != nil {
 		if m, ok := capacity.Requests[pricing.CapacityMemory]; ok {
-			x.memory = m.Value()
+			x.memory = max(0, m.Value())
 		}
 		if c, ok := capacity.Requests[pricing.CapacityCores]; ok {
-			x.cores = c.Value()
+			x.cores = max(0, c.Value())
 		}
 	}
 	return x
@@ -273,6 +279,11 @@ func (c *card) gives(x want) bool {
 		return false
 	}
 	return x.memory <= c.freeMemory && x.cores <= c.freeCores
+}
+
+// spare says that a card may have what a request asks that names no size, cores aside.
+func (c *card) spare() bool {
+	return c.open && (!c.shareable || c.usualMemory <= c.freeMemory)
 }
 
 // mayHold says whether a node may have what a pod asks of its cards.
