@@ -92,6 +92,7 @@ type core struct {
 	// the queues' specs.
 	retell      bool
 	generations map[types.UID]int64
+	news        news
 	room        bool
 	kick        chan struct{}
 	// stale says that statuses of queues may have to be written.
@@ -234,6 +235,7 @@ func newCore(c *config.QuotaConfiguration) *core {
 		promised:    map[types.UID]promise{},
 		promises:    map[engine.WorkloadID]map[types.UID]struct{}{},
 		generations: map[types.UID]int64{},
+		news:        news{},
 		roomless:    map[types.NamespacedName]struct{}{},
 		awaiting:    map[engine.WorkloadID]map[types.NamespacedName]struct{}{},
 		locals:      map[types.NamespacedName]*kueue.LocalQueue{},

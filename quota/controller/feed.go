@@ -44,9 +44,9 @@ func (c *core) saw(object any) {
 		if o.DeletionTimestamp != nil && q.Stop != engine.HoldAndDrain {
 			q.Stop = engine.Hold
 		}
-		c.engine.Apply(engine.LocalQueueChanged{LocalQueue: q})
+		c.tellNews(q.Name, engine.LocalQueueChanged{LocalQueue: q})
 	case *kueue.Cohort:
-		c.engine.Apply(engine.CohortChanged{Cohort: translate.Cohort(o)})
+		c.tellNews(engine.CohortName(o.Name), engine.CohortChanged{Cohort: translate.Cohort(o)})
 	case *kueue.ResourceFlavor:
 		c.sawFlavor(o)
 	case *kueue.AdmissionCheck:
@@ -58,7 +58,7 @@ func (c *core) saw(object any) {
 		if c.unnamed.holds(o.Name) != before {
 			c.unnamedChanged(o.Name)
 		}
-		c.engine.Apply(engine.NamespaceChanged{Name: o.Name, Labels: o.Labels})
+		c.tellNews(namespaceName(o.Name), engine.NamespaceChanged{Name: o.Name, Labels: o.Labels})
 	case *corev1.Node:
 		c.sawNode(o)
 	case *corev1.Pod:
@@ -124,12 +124,13 @@ func (c *core) lost(object any) {
 		c.lostWorkload(workloadID(o.Namespace, o.Name))
 	case *kueue.ClusterQueue:
 		delete(c.queues, o.Name)
-		c.engine.Apply(engine.QueueRemoved{Name: engine.QueueName(o.Name)})
+		c.tellGone(engine.QueueName(o.Name), engine.QueueRemoved{Name: engine.QueueName(o.Name)})
 	case *kueue.LocalQueue:
 		delete(c.locals, types.NamespacedName{Namespace: o.Namespace, Name: o.Name})
-		c.engine.Apply(engine.LocalQueueRemoved{Name: engine.LocalQueueName{Namespace: o.Namespace, Name: o.Name}})
+		name := engine.LocalQueueName{Namespace: o.Namespace, Name: o.Name}
+		c.tellGone(name, engine.LocalQueueRemoved{Name: name})
 	case *kueue.Cohort:
-		c.engine.Apply(engine.CohortRemoved{Name: engine.CohortName(o.Name)})
+		c.tellGone(engine.CohortName(o.Name), engine.CohortRemoved{Name: engine.CohortName(o.Name)})
 	case *kueue.AdmissionCheck:
 		delete(c.checks, o.Name)
 		c.checkChanged(o.Name)
@@ -140,7 +141,7 @@ func (c *core) lost(object any) {
 		c.devicesChanged()
 	case *corev1.Namespace:
 		delete(c.unnamed.namespaces, o.Name)
-		c.engine.Apply(engine.NamespaceRemoved{Name: o.Name})
+		c.tellGone(namespaceName(o.Name), engine.NamespaceRemoved{Name: o.Name})
 	case *corev1.Node:
 		delete(c.nodes, o.Name)
 		c.fit.RemoveNode(o.Name)
@@ -334,7 +335,7 @@ func (c *core) applyQueue(o *kueue.ClusterQueue) {
 		q.Inactive = c.unready(o).message
 	}
 	c.orderFlavors(&q)
-	c.engine.Apply(engine.QueueChanged{Queue: q})
+	c.tellNews(q.Name, engine.QueueChanged{Queue: q})
 }
 
 func (c *core) sawFlavor(o *kueue.ResourceFlavor) {

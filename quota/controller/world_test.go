@@ -143,7 +143,7 @@ func (w *world) clean(t *testing.T) {
 		}
 	}
 	w.unlock(t)
-	for _, o := range []client.Object{&kueue.ClusterQueue{}, &kueue.ResourceFlavor{}, &corev1.Node{}, &resourceapi.ResourceSlice{}} {
+	for _, o := range []client.Object{&kueue.ClusterQueue{}, &kueue.Cohort{}, &kueue.ResourceFlavor{}, &kueue.WorkloadPriorityClass{}, &corev1.Node{}, &resourceapi.ResourceSlice{}} {
 		if err := w.client.DeleteAllOf(ctx, o, client.MatchingLabels{"team": w.ns}); err != nil {
 			t.Error(err)
 		}
