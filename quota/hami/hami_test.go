@@ -129,7 +129,7 @@ func TestMistakesInLimitsAreRefusedWithWhatToWrite(t *testing.T) {
 		c    corev1.Container
 		want string
 	}{
-		{"bytes that were meant as MiB", container("nvidia.com/gpu-memory=3000"), "write the unit, as in nvidia.com/gpu-memory: 3000Mi"},
+		{"bytes that were meant as MiB", container("nvidia.com/gpu-memory=3000"), "write the unit, as in 3000Mi"},
 		{"MiB that were meant as bytes", container("nvidia.com/gpumem=20Gi"), "write 20Gi for nvidia.com/gpu-memory"},
 		{"memory said twice", container("nvidia.com/gpumem=3000", "nvidia.com/gpu-memory=3000Mi"), "say once how much memory"},
 		{"time said twice", container("nvidia.com/gpucores=30", "nvidia.com/gpu-core-percent=50"), "say once how much time"},
@@ -145,7 +145,11 @@ func TestMistakesInLimitsAreRefusedWithWhatToWrite(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			got, err := Translate(pod(tc.c), nil, "gpu.sluice.dev", nil)
 			if err == nil || !strings.Contains(err.Error(), tc.want) || !strings.Contains(err.Error(), "container c") {
-				t.Errorf("%+v, error %v, want %q", got, err, tc.want)
+				t.Fatalf("%+v, error %v, want %q", got, err, tc.want)
+			}
+			// It becomes a part of what others say of the pod.
+			if strings.Contains(err.Error(), ": ") {
+				t.Errorf("%q is no plain sentence", err)
 			}
 		})
 	}

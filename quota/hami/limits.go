@@ -102,7 +102,7 @@ func whole(c *corev1.Container, r corev1.ResourceName) (int64, error) {
 	}
 	n, exact := q.AsInt64()
 	if !exact || n < 0 {
-		return 0, fmt.Errorf("%s is %s, a whole number that is not negative is needed", r, q.String())
+		return 0, fmt.Errorf("%s is %s; a whole number that is not negative is needed", r, q.String())
 	}
 	return n, nil
 }
@@ -126,13 +126,13 @@ func read(c *corev1.Container) (n *need, warnings []string, err error) {
 	if n.count == 0 {
 		for _, r := range telling {
 			if numbers[r] > 0 {
-				return nil, nil, fmt.Errorf("%s is 0 and %s is not: leave both out, or ask for a GPU", Count, r)
+				return nil, nil, fmt.Errorf("%s is 0 and %s is not; leave both out, or ask for a GPU", Count, r)
 			}
 		}
 		return nil, warnings, nil
 	}
 	if n.count > mostDevices {
-		return nil, nil, fmt.Errorf("%d GPUs asked for one container, %d is the most", n.count, mostDevices)
+		return nil, nil, fmt.Errorf("%d GPUs are asked for, and %d is the most", n.count, mostDevices)
 	}
 	if more, err := n.readMemory(c, numbers); err != nil {
 		return nil, nil, err
@@ -149,21 +149,21 @@ func read(c *corev1.Container) (n *need, warnings []string, err error) {
 func (n *need) readMemory(c *corev1.Container, numbers map[corev1.ResourceName]int64) (warning string, err error) {
 	switch bytes, inMi, percent := numbers[Memory], numbers[MemoryMi], numbers[MemoryPercent]; {
 	case bytes > 0 && (inMi > 0 || percent > 0):
-		return "", fmt.Errorf("%s and %s or %s are both given: say once how much memory", Memory, MemoryMi, MemoryPercent)
+		return "", fmt.Errorf("%s and %s or %s are both given; say once how much memory", Memory, MemoryMi, MemoryPercent)
 	case bytes > 0 && bytes < mi:
-		return "", fmt.Errorf("%s is in bytes, and %d bytes are less than 1Mi: write the unit, as in %s: %dMi", Memory, bytes, Memory, bytes)
+		return "", fmt.Errorf("%s is in bytes, and %d bytes are less than 1Mi; write the unit, as in %dMi", Memory, bytes, bytes)
 	case bytes > 0:
 		n.memory = bytes
 	case inMi > mostMi:
 		q, _ := value(c, MemoryMi)
-		return "", fmt.Errorf("%s counts MiB, and %s of them are more than any card has: write %s for %s", MemoryMi, q.String(), pricing.FormatBytes(inMi), Memory)
+		return "", fmt.Errorf("%s counts MiB, and %s of them are more than any card has; write %s for %s", MemoryMi, q.String(), pricing.FormatBytes(inMi), Memory)
 	case inMi > 0:
 		n.memory = inMi * mi
 		if percent > 0 {
-			warning = fmt.Sprintf("%s and %s are both given: %s is taken", MemoryMi, MemoryPercent, MemoryMi)
+			warning = fmt.Sprintf("%s and %s are both given, and %s is taken", MemoryMi, MemoryPercent, MemoryMi)
 		}
 	case percent > 100:
-		return "", fmt.Errorf("%s is %d, use 1 to 100", MemoryPercent, percent)
+		return "", fmt.Errorf("%s is %d and counts percent of one card; use 1 to 100", MemoryPercent, percent)
 	case percent == 100:
 		// All of it is what those get who name no memory.
 	case percent > 0:
@@ -174,18 +174,18 @@ func (n *need) readMemory(c *corev1.Container, numbers map[corev1.ResourceName]i
 
 func (n *need) readCores(c *corev1.Container, numbers map[corev1.ResourceName]int64) (warning string, err error) {
 	if has(c, CoresPercent) && has(c, Cores) && numbers[CoresPercent] != numbers[Cores] {
-		return "", fmt.Errorf("%s and %s are both given: say once how much time", CoresPercent, Cores)
+		return "", fmt.Errorf("%s and %s are both given; say once how much time", CoresPercent, Cores)
 	}
 	switch {
 	case has(c, Cores):
 		n.cores = numbers[Cores]
 		if n.cores > pricing.WholeCard {
-			return "", fmt.Errorf("%s is %d, it is percent of one card: use 0 to %d", Cores, n.cores, pricing.WholeCard)
+			return "", fmt.Errorf("%s is %d and counts percent of one card; use 0 to %d", Cores, n.cores, pricing.WholeCard)
 		}
 	case has(c, CoresPercent):
 		n.cores = numbers[CoresPercent]
 		if n.cores > pricing.WholeCard {
-			warning = fmt.Sprintf("%s is %d, it is percent of one card: %d is taken", CoresPercent, n.cores, pricing.WholeCard)
+			warning = fmt.Sprintf("%s is %d and counts percent of one card, so %d is taken", CoresPercent, n.cores, pricing.WholeCard)
 			n.cores = pricing.WholeCard
 		}
 	}

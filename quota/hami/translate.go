@@ -71,10 +71,10 @@ func Translate(spec *corev1.PodSpec, annotations map[string]string, class string
 			}
 			n, warnings, err := read(c)
 			if err != nil {
-				return nil, fmt.Errorf("container %s: %w", c.Name, err)
+				return nil, fmt.Errorf("in container %s %w", c.Name, err)
 			}
 			for _, w := range warnings {
-				t.Warnings = append(t.Warnings, "container "+c.Name+": "+w)
+				t.Warnings = append(t.Warnings, "in container "+c.Name+" "+w)
 			}
 			t.Containers = append(t.Containers, at)
 			switch {
@@ -84,7 +84,7 @@ func Translate(spec *corev1.PodSpec, annotations map[string]string, class string
 				order = append(order, at)
 			default:
 				if err := t.add(spec, at, *n, class, choose, cards); err != nil {
-					return nil, fmt.Errorf("container %s: %w", c.Name, err)
+					return nil, fmt.Errorf("in container %s %w", c.Name, err)
 				}
 				needs = append(needs, *n)
 			}
@@ -108,7 +108,7 @@ func Translate(spec *corev1.PodSpec, annotations map[string]string, class string
 			continue
 		}
 		if err := t.add(spec, at, n, class, choose, cards); err != nil {
-			return nil, fmt.Errorf("container %s: %w", spec.InitContainers[at.Index].Name, err)
+			return nil, fmt.Errorf("in container %s %w", spec.InitContainers[at.Index].Name, err)
 		}
 		needs = append(needs, n)
 	}
@@ -185,11 +185,11 @@ func (n need) request(class string, choose []resourceapi.DeviceSelector, cards [
 	part := func(size int64) int64 { return size / mi * n.percent / 100 * mi }
 	switch {
 	case len(sizes) == 0:
-		return nil, fmt.Errorf("%s is %d, and no card is there yet of which it could be a part: try again when there is one, or name the memory by %s", MemoryPercent, n.percent, MemoryMi)
+		return nil, fmt.Errorf("%s is %d, and no card is there yet of which it could be a part; try again when there is one, or name the memory by %s", MemoryPercent, n.percent, MemoryMi)
 	case len(sizes) == 1:
 		return exactly(max(part(sizes[0]), mi)), nil
 	case len(sizes) > resourceapi.FirstAvailableDeviceRequestMaxSize:
-		return nil, fmt.Errorf("%s is %d, and there are cards of %d sizes, of which a claim can name %d: name the memory by %s", MemoryPercent, n.percent, len(sizes), resourceapi.FirstAvailableDeviceRequestMaxSize, MemoryMi)
+		return nil, fmt.Errorf("%s is %d, and there are cards of %d sizes, of which a claim can name %d; name the memory by %s", MemoryPercent, n.percent, len(sizes), resourceapi.FirstAvailableDeviceRequestMaxSize, MemoryMi)
 	}
 	r := &resourceapi.DeviceRequest{Name: requestName}
 	for _, size := range sizes {
