@@ -192,13 +192,24 @@ func SharesOf(claim *resourcev1.ResourceClaim) []Share {
 	return shares
 }
 
+// goneWithin bounds how long pods and allocations may take to go, and goneByHand how long
+// an allocation may outlive the pods: those that a test wrote itself end with nobody's pod.
+const (
+	goneWithin = 3 * time.Minute
+	goneByHand = 20 * time.Second
+)
+
 // DeletePods deletes the pods of a namespace and waits until they are gone and their claims with
-// them, so that the devices are free for what comes next.
+// them, so that the devices are free for what comes next. Claims that are still allocated a while
+// after the last pod has gone are taken their allocation, since nobody else would.
 func (b *Testbed) DeletePods(ctx context.Context, namespace string) error {
+	ctx, cancel := context.WithTimeout(ctx, goneWithin)
+	defer cancel()
 	err := b.Client.CoreV1().Pods(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
+	var alone time.Time // since when there are claims and no pods
 	return Until(ctx, "pods and claims of "+namespace+" to be gone", func() (bool, string, error) {
 		pods, podErr := b.Client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
 		claims, claimErr := b.Client.ResourceV1().ResourceClaims(namespace).List(ctx, metav1.ListOptions{})
@@ -211,7 +222,27 @@ func (b *Testbed) DeletePods(ctx context.Context, namespace string) error {
 				allocated = append(allocated, claims.Items[i].Name)
 			}
 		}
-		return len(pods.Items) == 0 && len(allocated) == 0,
-			fmt.Sprintf("%d pods, allocated claims %v", len(pods.Items), allocated), nil
+		reason := fmt.Sprintf("%d pods, allocated claims %v", len(pods.Items), allocated)
+		if len(pods.Items) > 0 || len(allocated) == 0 {
+			alone = time.Time{}
+			return len(pods.Items) == 0 && len(allocated) == 0, reason, nil
+		}
+		if alone.IsZero() {
+			alone = time.Now()
+		}
+		if time.Since(alone) < goneByHand {
+			return false, reason, nil
+		}
+		for i := range claims.Items {
+			if claims.Items[i].Status.Allocation == nil {
+				continue
+			}
+			claims.Items[i].Status = resourcev1.ResourceClaimStatus{}
+			_, err := b.Client.ResourceV1().ResourceClaims(namespace).UpdateStatus(ctx, &claims.Items[i], metav1.UpdateOptions{})
+			if err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+				return false, "", err
+			}
+		}
+		return false, reason, nil
 	})
 }
