@@ -58,6 +58,7 @@ func (c *core) placePodFact(o *corev1.Pod) {
 		delete(c.podsOf[old.workload], o.UID)
 	}
 	c.pods[o.UID] = f
+	c.unnamed.notePod(f, true)
 	c.sawPromise(o)
 	c.fit.SetPod(o, f.workload)
 	if f.workload != "" {
@@ -92,6 +93,7 @@ func (c *core) lostPod(uid types.UID) {
 		return
 	}
 	delete(c.pods, uid)
+	c.unnamed.notePod(f, false)
 	if w := c.works[f.workload]; w != nil {
 		delete(w.beyond, uid)
 	}

@@ -26,6 +26,10 @@ type unnamed struct {
 	defaulted, held bool
 	in              labels.Selector
 	namespaces      map[string]labels.Set
+	// jobs and pods are those that name no queue, of pods those at their gates, by
+	// namespace.
+	jobs map[string]map[types.UID]*ownerFact
+	pods map[string]map[types.UID]*podFact
 }
 
 func newUnnamed(c *config.QuotaConfiguration) unnamed {
@@ -33,7 +37,8 @@ func newUnnamed(c *config.QuotaConfiguration) unnamed {
 	if err != nil {
 		in = labels.Nothing() // Decode has refused it
 	}
-	return unnamed{defaulted: c.LocalQueueDefaulting, held: c.ManageJobsWithoutQueueName, in: in, namespaces: map[string]labels.Set{}}
+	return unnamed{defaulted: c.LocalQueueDefaulting, held: c.ManageJobsWithoutQueueName, in: in, namespaces: map[string]labels.Set{},
+		jobs: map[string]map[types.UID]*ownerFact{}, pods: map[string]map[types.UID]*podFact{}}
 }
 
 // holds says whether jobs of a namespace that name no queue are suspended. A
@@ -43,17 +48,38 @@ func (u *unnamed) holds(namespace string) bool {
 	return u.held && known && u.in.Matches(set)
 }
 
-// unnamedChanged looks again at what names no queue in a namespace.
+// unnamedChanged looks again at what names no queue in a namespace, and at nothing
+// else.
 func (c *core) unnamedChanged(namespace string) {
-	for _, f := range c.owners {
-		if f.name.Namespace == namespace && f.queue == "" {
-			c.tellJob(jobRequest{f.kind, f.name})
-		}
+	for _, f := range c.unnamed.jobs[namespace] {
+		c.tellJob(jobRequest{f.kind, f.name})
 	}
-	for _, p := range c.pods {
-		if p.name.Namespace == namespace && p.workload == "" && p.gated {
-			c.tellPod(p.name)
+	for _, p := range c.unnamed.pods[namespace] {
+		c.tellPod(p.name)
+	}
+}
+
+// noteJob keeps a job that is there among those without a queue, or takes it out.
+func (u *unnamed) noteJob(f *ownerFact, there bool) {
+	note(u.jobs, f.name.Namespace, f.uid, f, there && f.queue == "")
+}
+
+// notePod does so with a pod.
+func (u *unnamed) notePod(p *podFact, there bool) {
+	note(u.pods, p.name.Namespace, p.uid, p, there && p.workload == "" && p.gated)
+}
+
+func note[T any](all map[string]map[types.UID]T, namespace string, uid types.UID, one T, in bool) {
+	if in {
+		if all[namespace] == nil {
+			all[namespace] = map[types.UID]T{}
 		}
+		all[namespace][uid] = one
+		return
+	}
+	delete(all[namespace], uid)
+	if len(all[namespace]) == 0 {
+		delete(all, namespace)
 	}
 }
 

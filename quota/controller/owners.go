@@ -61,6 +61,7 @@ func (c *core) sawJob(o *unstructured.Unstructured) {
 		f.queue = c.queueOfMade(f)
 	}
 	c.owners[f.uid] = f
+	c.unnamed.noteJob(f, true)
 	c.jobs[jobRequest{kind, f.name}] = f.uid
 	if old == nil || old.parent != f.parent || old.queue != f.queue {
 		c.rehome(f.uid, 0)
@@ -69,6 +70,7 @@ func (c *core) sawJob(o *unstructured.Unstructured) {
 	if p := c.above(f); p != nil {
 		if p.queue == "" && f.queue != "" {
 			p.queue = f.queue
+			c.unnamed.noteJob(p, true)
 			c.rehome(p.uid, 0)
 		}
 		c.tellJob(jobRequest{p.kind, p.name})
@@ -98,6 +100,7 @@ func (c *core) bury(uid types.UID) {
 			return
 		}
 		delete(c.owners, uid)
+		c.unnamed.noteJob(f, false)
 		delete(c.departed, uid)
 		c.unlink(f.parent, uid)
 		uid = f.parent
