@@ -191,6 +191,7 @@ func TestRoomIsMeasured(t *testing.T) {
 	for name, want := range map[string]float64{
 		"sluice_fit_refusals_total/cards":      1,
 		"sluice_flavor_nodes/gpu":              1,
+		"sluice_node_devices/n1":               2,
 		"sluice_flavor_free_memory_bytes/gpu":  10 << 30,
 		"sluice_flavor_largest_hole_bytes/gpu": 10 << 30,
 	} {
