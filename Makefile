@@ -60,7 +60,7 @@ bench-fit: ## Fit: one decision, one event and one gang among 1,000 nodes, 8,000
 			for (i = 3; i < NF; i += 2) if (split($$(i+1), u, "-") == 2) print "fit_" name "_" u[1], $$i, u[2] } \
 		/^FAIL/ { bad = 1 } END { exit bad }'
 
-bench-quota: setup ## Quota controller on a real API server: admissions of workloads alone, and pods from creation to open gate, as `name value unit` lines.
+bench-quota: setup ## Quota controller on a real API server: admissions of workloads alone, and pods from creation to open gate, each beside what the same traffic costs without a decision, as `name value unit` lines.
 	@go test -run '^$$' -bench 'Workloads|Pods' -benchtime 5000x -timeout 60m ./quota/controller/ 2>/dev/null | awk ' \
 		/ns\/op/ { name = tolower($$1 ~ /^Benchmark/ ? $$1 : last); sub(/^benchmark/, "", name); sub(/-[0-9]+$$/, "", name); \
 			for (i = 1; i < NF; i++) if ($$(i+1) ~ /[a-z]\/|-ms$$/ && $$(i+1) != "ns/op") { u = $$(i+1); gsub(/[-\/]/, "_", u); print name "_" u, $$i, $$(i+1) } } \

@@ -85,11 +85,6 @@ func stillWaits(wl *kueue.Workload) bool {
 	return wl.Status.Admission == nil && wl.DeletionTimestamp == nil && !conditionTrue(wl, kueue.WorkloadFinished) && !conditionTrue(wl, kueue.WorkloadEvicted)
 }
 
-// fresh says that nothing has happened to a Workload yet.
-func fresh(wl *kueue.Workload) bool {
-	return stillWaits(wl) && len(wl.Status.Conditions) == 0 && wl.Status.RequeueState == nil
-}
-
 func sameMeta(a, b client.Object) bool {
 	return equality.Semantic.DeepEqual(a.GetLabels(), b.GetLabels()) && equality.Semantic.DeepEqual(a.GetAnnotations(), b.GetAnnotations()) &&
 		equality.Semantic.DeepEqual(a.GetOwnerReferences(), b.GetOwnerReferences())

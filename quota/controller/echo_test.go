@@ -109,33 +109,6 @@ func (s *stage) listens() (told func() []engine.WorkloadID) {
 	}
 }
 
-func TestAWorkloadIsLookedAtOnceItHasBeenDecidedOnAndNotBefore(t *testing.T) {
-	s := newStage(t, 1)
-	told := s.listens()
-	s.workload("first", 1, false)
-	s.workload("second", 1, false)
-	if got := told(); len(got) > 0 {
-		t.Errorf("before any decision %v is looked at", got)
-	}
-	s.decide()
-	seen := map[engine.WorkloadID]bool{}
-	for _, id := range told() {
-		seen[id] = true
-	}
-	if len(seen) != 2 {
-		t.Errorf("after the decision %v is looked at, want the one that is admitted and the one that waits", seen)
-	}
-	// What it went through before may have to be written first.
-	back := s.workload("back", 1, false).DeepCopy()
-	told()
-	back.ResourceVersion, back.Generation = s.next(), 2
-	back.Status.Conditions = []metav1.Condition{{Type: kueue.WorkloadRequeued, Status: metav1.ConditionFalse, Reason: kueue.WorkloadDeactivated}}
-	s.saw(back)
-	if got := told(); len(got) != 1 {
-		t.Errorf("who was activated again is looked at: %v", got)
-	}
-}
-
 func TestAWorkloadThatRunsIsNotLookedAtForTicketsAndGatesOfItsPods(t *testing.T) {
 	s := newStage(t, 2)
 	wl := s.workload("runs", 1, true)

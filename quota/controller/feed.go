@@ -205,10 +205,7 @@ func (c *core) sawWorkload(o *kueue.Workload) {
 		w.giving, w.last, w.lowered = nil, nil, nil
 		w.beyond, w.beyondTold = nil, false
 	}
-	if _, due := c.dirty[id]; !due || !fresh(o) {
-		// Those who have just come are looked at when they have been decided on.
-		c.tell(id)
-	}
+	c.tell(id)
 	c.followRelease(w, before)
 	c.noteAsk(w, before, o)
 	c.sharedAdmitted(before, o)

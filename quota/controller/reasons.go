@@ -67,7 +67,7 @@ func (c *core) why(id engine.WorkloadID) engine.Why {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if w := c.works[id]; w == nil || !w.told {
-		return engine.Why{}
+		return engine.Why{State: engine.Unknown}
 	}
 	return c.engine.Why(id)
 }
@@ -80,7 +80,12 @@ func (r *reasons) say(ctx context.Context, id engine.WorkloadID) {
 		return
 	}
 	why := r.why(id)
-	if why.State != engine.Pending && why.State != engine.Promised || why.Reason == engine.NotYetTried {
+	if why.State == engine.Unknown || why.Reason == engine.NotYetTried {
+		// Nothing has been decided since it came, or since what it waits for changed.
+		r.queue.AddAfter(id, recheck)
+		return
+	}
+	if why.State != engine.Pending && why.State != engine.Promised {
 		return
 	}
 	wl := copyStatus(v.object)
