@@ -188,7 +188,8 @@ const mostVictims = 64
 
 // clearFor finds the workloads in whose place the pods of another would have room:
 // such as leave anyway, else those that its ClusterQueue's preemption policy lets it
-// evict, the least important first, as few as it takes.
+// evict, others' that borrow before its own, the least important first, as few as it
+// takes.
 func (c *core) clearFor(w *work, asked engine.Assignment) (engine.Placement, []*work) {
 	flavors := c.flavorsUsed(w.object)
 	var without []engine.WorkloadID
@@ -200,9 +201,21 @@ func (c *core) clearFor(w *work, asked engine.Assignment) (engine.Placement, []*
 	if place, others := c.inPlaceOf(w, asked, without); len(others) > 0 {
 		return place, others
 	}
-	for _, v := range c.victims(w, flavors) {
+	if translate.PreemptionGated(w.object) {
+		return engine.Placement{}, nil
+	}
+	leave := slices.Clone(without)
+	borrow := c.borrowers(w)
+	for _, v := range slices.Concat(borrow.next(), c.victims(w, flavors)) {
 		without = append(without, v.id)
 		if place, others := c.inPlaceOf(w, asked, without); len(others) > 0 {
+			return place, others
+		}
+	}
+	// One of those that were passed over, since their queues would not borrow any
+	// more without the ones before, may do alone.
+	for _, v := range borrow.all[:min(len(borrow.all), mostVictims)] {
+		if place, others := c.inPlaceOf(w, asked, append(leave[:len(leave):len(leave)], v.id)); len(others) > 0 {
 			return place, others
 		}
 	}
@@ -250,9 +263,7 @@ func (c *core) victims(w *work, flavors map[string]bool) []*work {
 			all = append(all, v)
 		}
 	}
-	slices.SortFunc(all, func(a, b *work) int {
-		return cmp.Or(cmp.Compare(priorityOf(a), priorityOf(b)), -reservedAt(a.object).Compare(reservedAt(b.object)), cmp.Compare(a.id, b.id))
-	})
+	slices.SortFunc(all, leastImportant)
 	return all[:min(len(all), mostVictims)]
 }
 

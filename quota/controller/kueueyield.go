@@ -24,10 +24,14 @@ func (c *core) isLeaving(id engine.WorkloadID) bool {
 // yield has a workload evicted for the room that another one needs.
 func (c *core) yield(v, to *work) {
 	than := "of higher priority"
-	if priorityOf(v) == priorityOf(to) {
+	queue, other := v.object.Status.Admission.ClusterQueue, to.object.Status.Admission.ClusterQueue
+	switch {
+	case queue != other:
+		than = fmt.Sprintf("which ClusterQueue %s has quota of its own for while %s borrows", other, queue)
+	case priorityOf(v) == priorityOf(to):
 		than = "which has waited longer"
 	}
-	v.yields = fmt.Sprintf("Preempted to make room on cards for Workload %s, %s, in ClusterQueue %s", nameOf(to.id), than, to.object.Status.Admission.ClusterQueue)
+	v.yields = fmt.Sprintf("Preempted to make room on cards for Workload %s, %s, in ClusterQueue %s", nameOf(to.id), than, other)
 	v.yieldsTo = to.id
 	c.rooms.leaving[v.id] = struct{}{}
 	c.room = true
