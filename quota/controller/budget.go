@@ -97,7 +97,7 @@ func (c *core) afford(wl *kueue.Workload, a *kueue.Admission, set string, ask cl
 	for _, r := range devices {
 		part, bounded := share(given, r)
 		switch {
-		case bounded && own[r] > part && known && amounts(requested)[r] >= own[r] && conditionTrue(wl, Corrected):
+		case bounded && own[r] > part && known && amounts(requested)[r] >= own[r] && correctedFor(wl, set):
 			return price, &outgrownError{fmt.Sprintf(
 				"Workload %s is charged for what its pods were given, %s %s for each pod of set %q, and another pod has come, which may be given %s",
 				wl.Name, engine.FormatAmount(r, part), r, set, engine.FormatAmount(r, own[r]))}

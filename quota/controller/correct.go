@@ -34,8 +34,9 @@ import (
 type correction struct {
 	// claims are the allocated ones, with the price of each.
 	claims []correctedClaim
-	// admission has the lower usage.
+	// admission has the lower usage, of the sets at these places.
 	admission *kueue.Admission
+	sets      []int
 }
 
 type correctedClaim struct {
@@ -70,6 +71,7 @@ func (c *core) correction(id engine.WorkloadID) *correction {
 				cor.admission = a.DeepCopy()
 			}
 			cor.admission.PodSetAssignments[i].ResourceUsage = usage
+			cor.sets = append(cor.sets, i)
 			cor.claims = append(cor.claims, claims...)
 		}
 	}
@@ -204,7 +206,9 @@ func (r *workloads) correct(ctx context.Context, wl *kueue.Workload) error {
 	wl.Status.Admission = cor.admission
 	message := "Charged for what was allocated: " + describeUsage(translate.Assignment(cor.admission))
 	if severalPods(wl) {
-		corrected(wl, message, r.now())
+		r.mu.Lock()
+		r.corrected(wl, cor.sets, message, r.now())
+		r.mu.Unlock()
 	}
 	if err := r.write(ctx, wl); err != nil {
 		if apierrors.IsConflict(err) {

@@ -3,6 +3,9 @@ package controller
 import (
 	"context"
 	"maps"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -31,16 +34,53 @@ import (
 // dearest to be charged; see outgrownError.
 
 // Corrected is the condition of the Workload of a job or group that is charged for
-// what its pods were given, and not for what they might have been. What is a pod or
-// a claim of its own has no other that could come.
+// what its pods were given, and not for what they might have been. Its reason says
+// for which sets, if not for all: see correctedFor. What is a pod or a claim of its
+// own has no other that could come.
 const Corrected = "quota.sluice.dev/Corrected"
 
-// corrected notes it.
-func corrected(wl *kueue.Workload, message string, now time.Time) {
+// allCorrected is the reason where all sets that have devices are corrected. Where
+// some are, their places among the Workload's sets follow someCorrected.
+const (
+	allCorrected  = "Allocated"
+	someCorrected = "AllocatedInSets"
+)
+
+// corrected notes that sets of a Workload, by their places, are charged for what
+// their pods were given, beside those that were before.
+func (c *core) corrected(wl *kueue.Workload, sets []int, message string, now time.Time) {
+	reason, some := allCorrected, someCorrected
+	for i := range wl.Status.Admission.PodSetAssignments {
+		given := &wl.Status.Admission.PodSetAssignments[i]
+		switch {
+		case slices.Contains(sets, i) || correctedFor(wl, string(given.Name)):
+			some += "_" + strconv.Itoa(i)
+		case c.deviceFlavor(given) != "":
+			reason = someCorrected
+		}
+	}
+	if reason == someCorrected {
+		reason = some
+	}
 	meta.SetStatusCondition(&wl.Status.Conditions, metav1.Condition{
 		Type: Corrected, Status: metav1.ConditionTrue, LastTransitionTime: metav1.NewTime(now),
-		Reason: "Allocated", Message: message, ObservedGeneration: wl.Generation,
+		Reason: reason, Message: message, ObservedGeneration: wl.Generation,
 	})
+}
+
+// correctedFor says whether a set of a Workload is charged for what its pods were
+// given.
+func correctedFor(wl *kueue.Workload, set string) bool {
+	cond := meta.FindStatusCondition(wl.Status.Conditions, Corrected)
+	if cond == nil || cond.Status != metav1.ConditionTrue || wl.Status.Admission == nil {
+		return false
+	}
+	some, isSome := strings.CutPrefix(cond.Reason, someCorrected+"_")
+	if !isSome {
+		return true
+	}
+	i := slices.IndexFunc(wl.Status.Admission.PodSetAssignments, func(a kueue.PodSetAssignment) bool { return string(a.Name) == set })
+	return slices.Contains(strings.Split(some, "_"), strconv.Itoa(i))
 }
 
 // outgrownError says that a pod has come for which what its workload is charged,

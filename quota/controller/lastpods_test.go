@@ -178,9 +178,48 @@ func TestAPodThatACorrectedChargeDoesNotPayForGetsNoTicket(t *testing.T) {
 	// Once it shows, the workload is to wait for what the pod may need.
 	wl = wl.DeepCopy()
 	wl.Status.Admission = cor.admission
-	corrected(wl, "", time.Unix(0, 0))
+	c.corrected(wl, cor.sets, "", time.Unix(0, 0))
 	tick, err = c.ticketFor(ask, wl, wl.Status.Admission, mainSet, "n1")
 	if want := new(outgrownError); tick != nil || !errors.As(err, &want) || !strings.Contains(want.text, "8Gi nvidia.com/gpu-memory for each pod") {
 		t.Errorf("ticket %+v, %v; want none", tick, err)
+	}
+}
+
+// TestASetThatIsNotCorrectedYetKeepsItsJobRunning: larger cards have come since the
+// Job was admitted, and the first pod of its second set might be given one. It may
+// have what it was admitted for; nobody is sent back into the queue for it, as would
+// be for another pod of the set that was corrected.
+func TestASetThatIsNotCorrectedYetKeepsItsJobRunning(t *testing.T) {
+	c, wl := crew(t)
+	wl = wl.DeepCopy()
+	wl.ResourceVersion = "750"
+	late := *wl.Status.Admission.PodSetAssignments[0].DeepCopy()
+	late.Name = "late"
+	wl.Status.Admission.PodSetAssignments = append(wl.Status.Admission.PodSetAssignments, late)
+	c.saw(wl)
+	c.notes(t, wl, func(*batchv1.Job) {})
+	cor := c.correction("team/w")
+	if cor == nil || len(cor.sets) != 1 || cor.sets[0] != 0 {
+		t.Fatalf("not corrected: %+v", cor)
+	}
+	wl = wl.DeepCopy()
+	wl.ResourceVersion, wl.Status.Admission = "760", cor.admission
+	c.corrected(wl, cor.sets, "", time.Unix(0, 0))
+	c.saw(wl)
+
+	ask := asks("of-c", "c", 1)
+	c.works["team/w"].asked = map[string][]resourceapi.DeviceClaim{mainSet: {ask.devices}, "late": {ask.devices}}
+	tick, err := c.ticketFor(ask, wl, wl.Status.Admission, "late", "n1")
+	if err != nil || tick == nil || tick.Memory != 9*gi {
+		t.Errorf("ticket %+v, %v; want one for the 9Gi that it was admitted for", tick, err)
+	}
+	c.written("team/w", ask)
+	if _, err := c.ticketFor(ask, wl, wl.Status.Admission, mainSet, "n1"); !errors.As(err, new(*outgrownError)) {
+		t.Errorf("%v; want that the set which was corrected does not pay for it", err)
+	}
+	// The other set is corrected as well.
+	c.corrected(wl, []int{1}, "", time.Unix(0, 0))
+	if _, err := c.ticketFor(ask, wl, wl.Status.Admission, "late", "n1"); !errors.As(err, new(*outgrownError)) {
+		t.Errorf("%v; want that neither set pays for it", err)
 	}
 }
