@@ -1,6 +1,7 @@
 package controller
 
 import (
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -61,9 +62,27 @@ func (c *core) wrote(o metav1.Object) {
 func (c *core) others() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		c.mu.Lock()
-		defer c.mu.Unlock()
-		return !c.echoes.has(e.ObjectNew)
+		echo := c.echoes.has(e.ObjectNew)
+		c.mu.Unlock()
+		return !echo || !couldBeOurs(e.ObjectOld, e.ObjectNew)
 	}}
+}
+
+// couldBeOurs says whether two versions of a pod differ in nothing that is not
+// written here. A patch that changes nothing any more is answered with the version
+// that is there, which may be somebody else's; and a watch that was broken may show
+// others' changes together with ours. Claims are written on the version that was
+// seen, so theirs is always the next one.
+func couldBeOurs(before, now client.Object) bool {
+	a, ok := before.(*corev1.Pod)
+	b, also := now.(*corev1.Pod)
+	if !ok || !also {
+		return true
+	}
+	was, is := a.Status, b.Status
+	was.NominatedNodeName, is.NominatedNodeName = "", ""
+	return a.Spec.NodeName == b.Spec.NodeName && (a.DeletionTimestamp == nil) == (b.DeletionTimestamp == nil) &&
+		equality.Semantic.DeepEqual(was, is)
 }
 
 // forPods lets those changes of Workloads pass that give a pod something to do: not

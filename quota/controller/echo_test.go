@@ -42,6 +42,36 @@ func TestAPodIsNotLookedAtForWhatWasWrittenHere(t *testing.T) {
 	}
 }
 
+// A patch that finds done what it is for is answered with the version that is there,
+// which may be the scheduler's: it has no room for the pod, or the pod has ended.
+func TestAPodIsLookedAtForWhatOthersWroteBeforeAPatchThatChangedNothing(t *testing.T) {
+	c := loaded(t)
+	for name, test := range map[string]struct {
+		write func(*corev1.Pod)
+		looks bool
+	}{
+		"its gate": {func(p *corev1.Pod) {
+			p.Spec.SchedulingGates, p.Spec.NodeSelector = nil, map[string]string{"a": "b"}
+			p.Status.NominatedNodeName = "n1"
+		}, false},
+		"the scheduler has no room": {func(p *corev1.Pod) {
+			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}}
+		}, true},
+		"it is on a node":       {func(p *corev1.Pod) { p.Spec.NodeName = "n1" }, true},
+		"it has ended":          {func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }, true},
+		"it is on its way out":  {func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{} }, true},
+		"its claims have names": {func(p *corev1.Pod) { p.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "gpu"}} }, true},
+	} {
+		before, now := podVersion("a", "6"), podVersion("a", "7")
+		before.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: Gate}}
+		test.write(now)
+		c.wrote(now)
+		if got := c.others().Update(event.UpdateEvent{ObjectOld: before, ObjectNew: now}); got != test.looks {
+			t.Errorf("%s: looked at: %v", name, got)
+		}
+	}
+}
+
 func TestPodsAreLookedAtForWhatTheirWorkloadWasGivenAndNotForItsReasons(t *testing.T) {
 	waiting := func(change func(*kueue.Workload)) *kueue.Workload {
 		wl := (&api{uid: "u"}).next(nil)
