@@ -42,6 +42,8 @@ type Options struct {
 
 	// dnsName is what the certificate is for; empty: the Service's name.
 	dnsName string
+	// replica tells those of one process apart; empty: there is one.
+	replica string
 	// validity of what is issued; zero: ten years the authority, one year the
 	// certificate, both renewed 90 days before their end.
 	validity validity
@@ -68,6 +70,7 @@ func Add(mgr ctrl.Manager, backend Backend, o Options) error {
 		CAOrganization:        "sluice",
 		DNSName:               o.dnsName,
 		IsReady:               make(chan struct{}),
+		ControllerName:        o.replica,
 		FieldOwner:            "sluice-quota-certificates",
 		RequireLeaderElection: true,
 

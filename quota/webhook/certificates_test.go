@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"sync/atomic"
@@ -47,47 +48,92 @@ func renewalWebhook(name string, port int) *admissionregv1.MutatingWebhookConfig
 	}
 }
 
-// TestCertificatesAreRenewedWithoutAFailedRequest: the API server asks the
-// webhook all the time, while its certificate and its authority run out and are
-// replaced again and again, and the Secret is deleted by hand.
-func TestCertificatesAreRenewedWithoutAFailedRequest(t *testing.T) {
-	const name = "renewal"
-	s := apitest.Shared(t)
-	ctx, cancel := context.WithCancel(t.Context())
+// balance hands the connections to port on to the others in turn, as a Service does.
+func balance(t *testing.T, to []int) (port int) {
+	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	port := listener.Addr().(*net.TCPAddr).Port
-	listener.Close()
+	t.Cleanup(func() { listener.Close() })
+	go func() {
+		for i := 0; ; i++ {
+			from, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer from.Close()
+				there, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", to[i%len(to)]))
+				if err != nil {
+					return
+				}
+				defer there.Close()
+				go func() {
+					defer there.Close()
+					_, _ = io.Copy(there, from)
+				}()
+				_, _ = io.Copy(from, there)
+			}()
+		}
+	}()
+	return listener.Addr().(*net.TCPAddr).Port
+}
+
+// freePort is a port that nobody listens on.
+func freePort(t *testing.T) int {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	return listener.Addr().(*net.TCPAddr).Port
+}
+
+// TestCertificatesAreRenewedWithoutAFailedRequest: the API server asks the
+// webhook's two replicas all the time, while its certificate and its authority run
+// out and are replaced again and again, and the Secret is deleted by hand.
+func TestCertificatesAreRenewedWithoutAFailedRequest(t *testing.T) {
+	const name = "renewal"
+	s := apitest.Shared(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	replicas := []int{freePort(t), freePort(t)}
 	for _, err := range []error{
 		second(s.Clients.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})),
 		second(s.Clients.CoreV1().ServiceAccounts(name).Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{})),
 		second(s.Clients.CoreV1().Secrets(name).Create(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})),
-		second(s.Clients.AdmissionregistrationV1().MutatingWebhookConfigurations().Create(ctx, renewalWebhook(name, port), metav1.CreateOptions{})),
+		second(s.Clients.AdmissionregistrationV1().MutatingWebhookConfigurations().Create(ctx, renewalWebhook(name, balance(t, replicas)), metav1.CreateOptions{})),
 	} {
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	mgr, err := ctrl.NewManager(s.Admin, ctrl.Options{Logger: logr.Discard(), Metrics: metricsserver.Options{BindAddress: "0"}})
-	if err != nil {
-		t.Fatal(err)
+	ended := make(chan error, len(replicas))
+	for _, port := range replicas {
+		mgr, err := ctrl.NewManager(s.Admin, ctrl.Options{
+			Logger: logr.Discard(), Metrics: metricsserver.Options{BindAddress: "0"},
+			LeaderElection: true, LeaderElectionID: name, LeaderElectionNamespace: name,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = Add(mgr, noBackend{}, Options{
+			Namespace: name, Service: name, Secret: name, Configuration: name, Host: "127.0.0.1", Port: port, CertDir: t.TempDir(),
+			dnsName: "localhost", replica: fmt.Sprintf("rotator-%d", port),
+			validity: validity{authority: 20 * time.Second, certificate: 12 * time.Second, ahead: 6 * time.Second, look: 250 * time.Millisecond},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() { ended <- mgr.Start(ctx) }()
 	}
-	err = Add(mgr, noBackend{}, Options{
-		Namespace: name, Service: name, Secret: name, Configuration: name, Host: "127.0.0.1", Port: port, CertDir: t.TempDir(),
-		dnsName:  "localhost",
-		validity: validity{authority: 20 * time.Second, certificate: 12 * time.Second, ahead: 6 * time.Second, look: 250 * time.Millisecond},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- mgr.Start(ctx) }()
 	t.Cleanup(func() {
 		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
+		for range replicas {
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
 		}
 	})
 
@@ -102,6 +148,14 @@ func TestCertificatesAreRenewedWithoutAFailedRequest(t *testing.T) {
 		}
 		return err
 	}
+	apitest.Eventually(t, apitest.Patience, "both replicas to serve", func(context.Context) error {
+		for _, port := range replicas {
+			if _, err := served(port); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 	apitest.Eventually(t, apitest.Patience, "the webhook to answer", ask)
 
 	var asked atomic.Int64
@@ -119,16 +173,22 @@ func TestCertificatesAreRenewedWithoutAFailedRequest(t *testing.T) {
 			}
 		}()
 	}
-	certificates, authorities := map[string]bool{}, map[string]bool{}
+	// What each replica has shown.
+	var certificates, authorities [2]map[string]bool
+	for i := range replicas {
+		certificates[i], authorities[i] = map[string]bool{}, map[string]bool{}
+	}
 	deleted := false
-	apitest.Eventually(t, apitest.Patience, "three certificates and three authorities", func(ctx context.Context) error {
-		leaf, err := served(port)
-		if err != nil {
-			return err
+	apitest.Eventually(t, apitest.Patience, "four certificates and three authorities of each replica", func(ctx context.Context) error {
+		for i, port := range replicas {
+			leaf, err := served(port)
+			if err != nil {
+				return err
+			}
+			certificates[i][leaf.SerialNumber.String()+leaf.NotAfter.String()] = true
+			authorities[i][string(leaf.AuthorityKeyId)] = true
 		}
-		certificates[leaf.SerialNumber.String()+leaf.NotAfter.String()] = true
-		authorities[string(leaf.AuthorityKeyId)] = true
-		if len(authorities) == 2 && !deleted {
+		if len(authorities[0]) == 2 && !deleted {
 			deleted = true
 			err := s.Clients.CoreV1().Secrets(name).Delete(ctx, name, metav1.DeleteOptions{})
 			if err == nil || apierrors.IsNotFound(err) {
@@ -136,8 +196,10 @@ func TestCertificatesAreRenewedWithoutAFailedRequest(t *testing.T) {
 			}
 			return fmt.Errorf("the Secret was deleted: %w", err)
 		}
-		if len(certificates) < 4 || len(authorities) < 3 {
-			return fmt.Errorf("%d certificates of %d authorities so far", len(certificates), len(authorities))
+		for i := range replicas {
+			if len(certificates[i]) < 4 || len(authorities[i]) < 3 {
+				return fmt.Errorf("replica %d: %d certificates of %d authorities so far", i, len(certificates[i]), len(authorities[i]))
+			}
 		}
 		return nil
 	})
@@ -148,7 +210,7 @@ func TestCertificatesAreRenewedWithoutAFailedRequest(t *testing.T) {
 	for err := range failures {
 		t.Errorf("a request failed: %v", err)
 	}
-	t.Logf("%d requests, %d certificates, %d authorities", asked.Load(), len(certificates), len(authorities))
+	t.Logf("%d requests, %d certificates, %d authorities", asked.Load(), len(certificates[0]), len(authorities[0]))
 	if asked.Load() < 50 {
 		t.Errorf("only %d requests were made", asked.Load())
 	}
