@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
@@ -324,6 +325,8 @@ func flavorsOf(a *kueue.PodSetAssignment) []string {
 			names = append(names, string(f))
 		}
 	}
+	// Of labels that two flavors set the last counts, for fit as for the pod.
+	slices.Sort(names)
 	return names
 }
 

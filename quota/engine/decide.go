@@ -302,16 +302,24 @@ func (e *Engine) keepPromise(t *tree, w *work, fit Fit) {
 			return
 		}
 	}
-	if fit != nil && !e.elastic(h.assignment) {
+	if fit != nil {
 		p, no := fit.Place(w.workload(), h.assignment, nil)
-		if no != nil {
+		switch {
+		case no == nil:
+			h.placement = &p
+		case e.elastic(h.assignment):
+			// What it was promised is not there any more, and is not awaited.
+			if h.placement != nil {
+				e.drop(w)
+			}
+			h.placement = nil
+		default:
 			if e.leaving == 0 {
 				e.cancelPromise(w)
 				e.seat(w)
 			}
 			return
 		}
-		h.placement = &p
 	}
 	e.uncharge(w)
 	h.state, h.at, h.victims = holding, e.now, nil

@@ -84,6 +84,46 @@ func TestAPlaceThatIsKeptGoesToWhoGoesFirstOfThoseAlike(t *testing.T) {
 	t.Errorf("nobody has the place that is free\n%s", e)
 }
 
+// Of an autoscaled flavor a preemptor is promised what its victim leaves. That node goes
+// with the victim: it is admitted all the same, and without a place that is not there.
+func TestAPreemptorOfAnElasticFlavorIsNotHeldToAPlaceThatIsGone(t *testing.T) {
+	for name, gone := range map[string]bool{"the node goes": true, "the node stays": false} {
+		f := &toyCards{taken: map[WorkloadID][]toyPiece{}}
+		f.cards = []*toyCard{{"node-1/0", "f", "mem", 80}, {"node-2/0", "f", "mem", 10}}
+		e := New()
+		e.Apply(Tick{Now: storyStart})
+		e.Apply(FlavorChanged{FlavorSpec{Name: "f", Elastic: true}})
+		q := ClusterQueue{Name: "q", Namespaces: Selector{Everything: true}}
+		q.Groups = []ResourceGroup{{Resources: []Resource{"mem"}, Flavors: []FlavorQuotas{{"f", []Quota{{Nominal: 80}}}}}}
+		q.Preemption.WithinQueue = LowerPriority
+		e.Apply(QueueChanged{q})
+		e.Apply(LocalQueueChanged{LocalQueue{Name: LocalQueueName{"ns", "q"}, Queue: "q"}})
+		for i, id := range []WorkloadID{"low", "high"} {
+			e.Apply(WorkloadChanged{Workload{ID: id, LocalQueue: LocalQueueName{"ns", "q"}, Priority: int32(i), QueuedAt: storyStart,
+				PodSets: []PodSet{{Name: "main", Count: 1, Requests: Amounts{"mem": 80}}}}})
+			e.Decide(f)
+		}
+		if len(f.taken["high"]) != 1 {
+			t.Fatalf("%s: the preemptor was promised %v", name, f.taken)
+		}
+		if gone {
+			f.cards = f.cards[1:]
+		}
+		delete(f.taken, "low")
+		e.Apply(Released{"low"})
+		e.Apply(RoomChanged{})
+		var admit *Admit
+		for _, d := range e.Decide(f) {
+			if a, ok := d.(Admit); ok && a.ID == "high" {
+				admit = &a
+			}
+		}
+		if admit == nil || (admit.Placement == nil) != gone || (len(f.taken["high"]) == 0) != gone {
+			t.Errorf("%s: admitted is %v, taken %v", name, admit, f.taken)
+		}
+	}
+}
+
 // A place that is given up and taken again would be free for a moment, and wake all
 // that wait for room, at each look.
 func TestAPlaceIsNotGivenUpForOneOfHigherPriorityThatHasNoneToKeep(t *testing.T) {

@@ -352,7 +352,7 @@ func (c *contest) rests() {
 		if rounds > 400 {
 			c.Fatalf("it does not come to rest%s", c.picture())
 		}
-		did := c.decide(5*time.Second) + c.move(c.pick("in order", 3) > 0)
+		did := c.decide(5*time.Second) + c.move(idle > 3 || c.pick("in order", 3) > 0)
 		idle++
 		if did > 0 || slices.ContainsFunc(c.sorted(), func(j *job) bool { return !j.leaves.IsZero() }) {
 			idle = 0
