@@ -64,6 +64,7 @@ func (n namespaced) find(ctx context.Context, kind, name string) (view.Subject, 
 			return s, err
 		}
 	}
+	s.Beside = workloads.Items
 	of := func(word string) bool { return kind == "" || strings.TrimSuffix(kind, "s") == word }
 	var pod *corev1.Pod
 	var claim *resourceapi.ResourceClaim

@@ -84,7 +84,7 @@ func TestStories(t *testing.T) {
 			case "queues":
 				table = Queues(o.queues)
 			case "why":
-				s := Subject{Name: "x", Pods: o.pods, Claims: o.claims}
+				s := Subject{Name: "x", Pods: o.pods, Claims: o.claims, Beside: o.work}
 				d.MaybeScanArgs(t, "queue", &s.Queue)
 				s.Workload, s.Local, s.Cluster = first(o.work), first(o.locals), first(o.queues)
 				return strings.Join(Why(s), "\n") + "\n"

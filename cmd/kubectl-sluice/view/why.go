@@ -27,6 +27,8 @@ type Subject struct {
 	Cluster  *kueue.ClusterQueue
 	Pods     []corev1.Pod
 	Claims   []resourceapi.ResourceClaim
+	// Beside are all Workloads of the namespace.
+	Beside []kueue.Workload
 }
 
 // Why tells how far the subject has come, what it waits for, and in whose
@@ -42,6 +44,9 @@ func Why(s Subject) []string {
 			line += fmt.Sprintf(", priority %d", *w.Spec.Priority)
 		}
 		out = append(out, line)
+		if at := place(*w, s.Beside); at != "" {
+			out = append(out, "    "+at)
+		}
 		if a := w.Status.Admission; a != nil {
 			for _, set := range a.PodSetAssignments {
 				out = append(out, "    charged for "+string(set.Name)+": "+charge(set))
