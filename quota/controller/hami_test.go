@@ -104,7 +104,7 @@ func TestLimitsThatMakeNoSenseAreRefusedAtCreation(t *testing.T) {
 	p := limited(pod("bare", "queue-q"), "nvidia.com/gpu=1", "nvidia.com/gpu-memory=3000")
 	p.Namespace = w.ns
 	err := w.client.Create(t.Context(), p)
-	if err == nil || !strings.Contains(err.Error(), "nvidia.com/gpu-memory: 3000Mi") {
+	if err == nil || !strings.Contains(err.Error(), "nvidia.com/gpu-memory is in bytes, and 3000 bytes are less than 1Mi; write the unit, as in 3000Mi") {
 		t.Errorf("%v", err)
 	}
 }
