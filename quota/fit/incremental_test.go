@@ -66,7 +66,7 @@ func TestFollowingEventsGivesWhatAFreshLookGives(t *testing.T) {
 			if node == "n3" {
 				device = []string{"whole", "half-0", "half-1"}[pick("part", 3)]
 			}
-			switch pick("event", 10) {
+			switch pick("event", 12) {
 			case 0, 1:
 				if node == "n3" || pick("whole", 4) == 0 {
 					s.SetClaim(exclusive(id, node, device), owner)
@@ -97,6 +97,18 @@ func TestFollowingEventsGivesWhatAFreshLookGives(t *testing.T) {
 				if w := s.workloads[owner]; w != nil && w.set("main") != nil {
 					s.Open(owner, &engine.PodSetAssignment{Name: "main", Count: 1}, types.UID(id))
 				}
+			case 10:
+				w, a := ask(s, owner, 1, int64(20+pick("much", 60)), nil)
+				if _, no := s.Place(w, a, nil); no != nil && no.Keep != nil {
+					if p, ok := no.Keep(owner); ok {
+						s.Take(owner, p)
+					}
+				}
+			case 11:
+				w, a := ask(s, owner, 1, int64(20+pick("much", 60)), nil)
+				if p, no := s.Place(w, a, []engine.WorkloadID{engine.WorkloadID(fmt.Sprintf("ns/w%d", pick("victim", 3)))}); no == nil {
+					s.Take(owner, p)
+				}
 			}
 			if pick("look", 2) == 0 {
 				s.reindex()
@@ -117,6 +129,16 @@ func TestFollowingEventsGivesWhatAFreshLookGives(t *testing.T) {
 				less := s.less(n, without)
 				if sum := s.with(n, s.bare(n, nil), slices.DeleteFunc(slices.Clone(n.slots), func(o *slot) bool { return o == sl })); less == nil || !sameView(less, sum) {
 					r.Fatalf("without the slot on %v %s is\n%+v, a fresh look gives\n%+v", sl.devices, name, less, sum)
+				}
+				mine := s.lookFor(sl)
+				var others []*slot
+				for _, o := range n.slots {
+					if mine.takes(o) {
+						others = append(others, o)
+					}
+				}
+				if seen, sum := s.view(n, mine), s.with(n, s.bare(n, nil), others); !sameView(seen, sum) {
+					r.Fatalf("for whom the slot on %v was promised %s is\n%+v, a fresh look gives\n%+v", sl.devices, name, seen, sum)
 				}
 			}
 			for _, ix := range s.indexes {
