@@ -219,7 +219,7 @@ func (s *State) compute(n *node, t *trial) *view {
 func (s *State) less(n *node, t *trial) *view {
 	sl := t.skip
 	if sl == nil || sl.node != n.name || n.base == nil || t.own != "" || len(t.without) > 0 || t.before > 0 || len(t.slots) > 0 ||
-		t.found && len(s.lost) > 0 || t.now && slices.ContainsFunc(n.slots, func(o *slot) bool { return o.awaited }) || s.roams(sl) {
+		t.found && len(s.lost) > 0 || t.now && (len(s.roaming) > 0 || slices.ContainsFunc(n.slots, func(o *slot) bool { return o.awaited })) || s.roams(sl) {
 		return nil
 	}
 	v := n.base.clone()
