@@ -96,6 +96,16 @@ func (s *State) safe(n *node, l line, without map[engine.WorkloadID]bool) bool {
 		v = s.bare(n, without)
 	}
 	s.foresee(n, &l, without)
+	if l.later != nil && !s.safeIn(n, line{flight: l.flight, promised: slices.Concat(l.promised, l.evicting)}, l.later) {
+		// Those who were asked to leave may have left before the scheduler looks.
+		return false
+	}
+	return s.safeIn(n, l, v)
+}
+
+// safeIn is safe with so much left of the node.
+func (s *State) safeIn(n *node, l line, v *view) bool {
+	all := slices.Concat(l.flight, l.promised, l.awaited)
 	if d := s.counting(n, v, all); d != nil {
 		return len(l.awaited) == 0 && d.ample(all) || l.everyOrder(&limited{d, mostDealt}, v, kindsOf(l.flight, d.alike))
 	}
