@@ -48,6 +48,9 @@ type Testbed struct {
 	Cluster *cluster.Cluster
 	Client  kubernetes.Interface
 	log     io.Writer
+	// tag is that of the product's images, set the values of Options.
+	tag string
+	set []string
 }
 
 // DefaultNodes are the nodes of the demo: two of A100 cards, cut in fixed slices and as claims ask,
@@ -124,11 +127,11 @@ func Start(ctx context.Context, o Options) (*Testbed, error) {
 	if b.Client, err = c.Client(); err != nil {
 		return b, err
 	}
-	tag, err := b.loadImages(ctx)
-	if err != nil {
+	if b.tag, err = b.loadImages(ctx); err != nil {
 		return b, err
 	}
-	return b, b.install(ctx, tag, o.Values)
+	b.set = o.Values
+	return b, b.Install(ctx)
 }
 
 // startCluster builds what is missing in the cache and brings the cluster up.
@@ -180,9 +183,9 @@ func (b *Testbed) say(format string, args ...any) {
 	fmt.Fprintf(b.log, format+"\n", args...)
 }
 
-// install installs or upgrades the chart and waits until its pods are ready and every node's
-// devices are published.
-func (b *Testbed) install(ctx context.Context, tag string, set []string) error {
+// Install installs the chart, or upgrades it, with further values as `--set` takes them, and waits
+// until its pods are ready. Values of an earlier call are forgotten.
+func (b *Testbed) Install(ctx context.Context, set ...string) error {
 	b.say("installing the chart")
 	root, err := product.Root()
 	if err != nil {
@@ -193,7 +196,7 @@ func (b *Testbed) install(ctx context.Context, tag string, set []string) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	values, err := yaml.Marshal(DefaultValues(tag))
+	values, err := yaml.Marshal(DefaultValues(b.tag))
 	if err != nil {
 		return err
 	}
@@ -205,13 +208,19 @@ func (b *Testbed) install(ctx context.Context, tag string, set []string) error {
 		"upgrade", "--install", "sluice", filepath.Join(root, "deployments/helm/sluice"),
 		"--namespace", SystemNamespace, "--create-namespace", "--values", file, "--timeout", "6m", "--wait",
 	}
-	for _, value := range set {
+	for _, value := range slices.Concat(b.set, set) {
 		args = append(args, "--set", value)
 	}
 	if _, err := b.Cluster.Helm(ctx, args...); err != nil {
 		return fmt.Errorf("%w\n%s", err, b.Describe(ctx, SystemNamespace))
 	}
 	return nil
+}
+
+// Uninstall takes the chart away and waits until its pods are gone.
+func (b *Testbed) Uninstall(ctx context.Context) error {
+	_, err := b.Cluster.Helm(ctx, "uninstall", "sluice", "--namespace", SystemNamespace, "--timeout", "6m", "--wait")
+	return err
 }
 
 // WaitDevices waits until every node of DefaultNodes has published its devices.
