@@ -1,21 +1,10 @@
 package engine
 
 import (
-	"flag"
 	"os"
 	"testing"
+
+	"github.com/sluice-gpu/sluice/quota/internal/seeded"
 )
 
-// worldsSeed is where the generated worlds of an ordinary `go test` begin, so that a run that fails
-// can be run again. Other worlds: `go test -rapid.seed=N`.
-const worldsSeed = "20261130"
-
-func TestMain(m *testing.M) {
-	flag.Parse()
-	if seed := flag.Lookup("rapid.seed"); seed != nil && seed.Value.String() == seed.DefValue {
-		if err := seed.Value.Set(worldsSeed); err != nil {
-			panic(err)
-		}
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { os.Exit(seeded.Main(m)) }
