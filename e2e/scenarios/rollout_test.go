@@ -65,6 +65,24 @@ func withoutTicket(t *testing.T, ctx context.Context, held metav1.Object, ns str
 	return granted, said
 }
 
+// webhooksAnswer waits until the API server asks the webhooks that were installed again. Until it
+// knows their new certificate it goes on without them.
+func webhooksAnswer(t *testing.T, ctx context.Context, ns string) {
+	t.Helper()
+	dry := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
+	err := testbed.Until(patient(t, ctx), "the webhooks to answer", func() (bool, string, error) {
+		pod, err := bed.Client.CoreV1().Pods(ns).Create(ctx, queued("dry"), dry)
+		if err != nil {
+			return false, "", err
+		}
+		_, err = bed.Client.ResourceV1().ResourceClaims(ns).Create(ctx, testbed.Claim("dry", testbed.Capacity{Memory: "900Gi"}), dry)
+		return len(pod.Spec.SchedulingGates) > 0 && err != nil, fmt.Sprintf("gates %v, a claim for 900Gi: %v", pod.Spec.SchedulingGates, err), nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 // Budgets are introduced in a cluster whose pods use GPUs already, one step of the chart's
 // quota.enforce after the other, and taken away again. Whoever runs, runs on through all of it.
 func TestBudgetsComeStepByStepAndGoUnderRunningPods(t *testing.T) {
@@ -92,6 +110,7 @@ func TestBudgetsComeStepByStepAndGoUnderRunningPods(t *testing.T) {
 		if err := bed.WaitDevices(patient(t, ctx)); err != nil {
 			t.Error(err)
 		}
+		webhooksAnswer(t, ctx, ns)
 	})
 	answers := func(step, here, there string) {
 		t.Helper()
