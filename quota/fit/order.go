@@ -402,7 +402,8 @@ func (a *asking) back() {
 // have given those to somebody else, for whom there was as much on another card.
 // Promises that find no place are lost: they keep what they name, so that the node
 // counts as full to those who come anew. Those whose place others have still
-// stay as they are.
+// stay as they are; one that is only kept is stepped on where that is the only way
+// for all to have theirs, since the scheduler knows nothing of it.
 func (s *State) rearrange(n *node) {
 	l := s.lineOf(n, &trial{})
 	stays := func(sl *slot) bool { return sl.awaited || s.roams(sl) }
@@ -413,14 +414,34 @@ func (s *State) rearrange(n *node) {
 		}
 	}
 	l.flight, l.promised = slices.DeleteFunc(l.flight, stays), slices.DeleteFunc(l.promised, stays)
+	given := s.rearranged(n, l, stay)
+	if len(given) < len(l.flight)+len(l.promised) {
+		firm := slices.DeleteFunc(slices.Clone(stay), func(sl *slot) bool { return sl.kept > 0 })
+		if len(firm) < len(stay) {
+			if all := s.rearranged(n, l, firm); len(all) == len(l.flight)+len(l.promised) {
+				given = all
+			}
+		}
+	}
+	for _, sl := range slices.Concat(l.flight, l.promised) {
+		if devices, ok := given[sl]; ok {
+			sl.devices = devices
+			s.regain(sl)
+		} else {
+			s.lose(sl)
+		}
+	}
+	n.base = s.compute(n, &trial{})
+}
+
+// rearranged is what those in a line would get beside those who stay.
+func (s *State) rearranged(n *node, l line, stay []*slot) map[*slot][]device {
 	d := &asking{s: s, n: n, v: s.with(n, s.bare(n, nil), stay)}
+	given := make(map[*slot][]device, len(l.flight)+len(l.promised))
 	place := func(all []*slot) {
 		for _, sl := range all {
 			if _, ok := d.deal(sl); ok {
-				sl.devices = d.dealt[len(d.dealt)-1]
-				s.regain(sl)
-			} else {
-				s.lose(sl)
+				given[sl] = d.dealt[len(d.dealt)-1]
 			}
 		}
 	}
@@ -429,7 +450,7 @@ func (s *State) rearrange(n *node) {
 		l.promised = order
 	}
 	place(l.promised)
-	n.base = s.compute(n, &trial{})
+	return given
 }
 
 // rename has places that others were asked to leave be other cards of the node, where
