@@ -8,6 +8,9 @@ package engine
 //  2. other workloads of queues that borrow, if their priority allows it;
 //  3. workloads of its own queue.
 //
+// To reclaim from others, short of borrowWithinCohort, the request must not borrow
+// itself; for who evicts in his own queue alone it may.
+//
 // A queue is only ever reclaimed from while it, and every cohort between it and
 // the common ancestor, uses more than its quota of a contested resource: what is
 // within quota is safe.
@@ -63,13 +66,16 @@ func (e *Engine) classicalVictims(n *nomination, into []victim) []victim {
 		attempts = bothBorrowingFirst
 	}
 	start := len(into)
-	for _, borrow := range attempts {
+	for i, borrow := range attempts {
 		c.rewind()
 		for w, t := c.next(borrow); w != nil; w, t = c.next(borrow) {
 			e.imagineGone(w)
 			into = append(into, victim{w, c.reason(w, t)})
 			if n.fitsPlanned(borrow) {
 				into = e.spare(n, into, start, borrow)
+				if i == 0 && !borrow && n.ownAlone(into[start:]) {
+					break
+				}
 				e.restore(into[start:])
 				return into
 			}
@@ -78,6 +84,18 @@ func (e *Engine) classicalVictims(n *nomination, into []victim) []victim {
 		into = into[:start]
 	}
 	return into
+}
+
+// ownAlone says that all victims are of the nomination's own queue. Not to borrow is
+// what it takes to reclaim from others: if none of them has to go after all, fewer
+// may do.
+func (n *nomination) ownAlone(victims []victim) bool {
+	for _, v := range victims {
+		if v.w.hold.queue != n.q {
+			return false
+		}
+	}
+	return true
 }
 
 var (

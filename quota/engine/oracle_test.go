@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"slices"
 	"sort"
 	"strings"
 )
@@ -581,7 +582,8 @@ func (o *oracle) classicalVictims(w *oracleWork, q ClusterQueue, use map[oracleF
 	case !within && !advantages:
 		attempts = []bool{false, true}
 	}
-	for _, mayBorrow := range attempts {
+attempts:
+	for i, mayBorrow := range attempts {
 		var chosen []oracleVictim
 		for _, c := range all {
 			whileBorrowing := within && c.w.spec.Priority < w.spec.Priority &&
@@ -599,7 +601,12 @@ func (o *oracle) classicalVictims(w *oracleWork, q ClusterQueue, use map[oracleF
 			c.w.gone = true
 			o.dirty()
 			if o.fitsPlanned(q, use, mayBorrow) {
-				return o.fewest(q, use, mayBorrow, chosen)
+				chosen = o.fewest(q, use, mayBorrow, chosen)
+				if last := i == len(attempts)-1; !last && !mayBorrow && !slices.ContainsFunc(chosen, func(v oracleVictim) bool { return v.w.queue != q.Name }) {
+					// Nobody else has to go, so it may borrow.
+					continue attempts
+				}
+				return chosen
 			}
 		}
 		for _, v := range chosen {
