@@ -404,7 +404,8 @@ func (c *contest) nobodyStuck() {
 			}
 			continue
 		}
-		if c.e.Why(j.id).Reason != engine.WaitingForRoom {
+		if c.e.Why(j.id).Reason != engine.WaitingForRoom || len(c.s.lost) > 0 {
+			// Who lost his place to an accident comes before him.
 			continue
 		}
 		if (first == nil || first == j) && c.hasRoom(j) {

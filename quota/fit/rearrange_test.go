@@ -37,3 +37,55 @@ func TestWhosePromisedCardIsTakenHasOneThatIsOnlyKeptForOthers(t *testing.T) {
 		}
 	}
 }
+
+// Two who evict were promised a whole card and parts of another. The part of the first
+// is given to a third, who has as much on either: the two change cards.
+func TestTwoPreemptorsChangeCardsWhereOneAloneCannotMove(t *testing.T) {
+	s := world(BinPack)
+	addNode(s, "n1", nil, 40, 40)
+	s.SetClaim(allocated("v", "n1", "gpu-0", 40), "ns/v")
+	s.SetClaim(allocated("u", "n1", "gpu-1", 40), "ns/u")
+	evicting(t, s, "ns/whole", 40, "ns/v")
+	evicting(t, s, "ns/part", 5, "ns/u", "ns/v")
+	if whole, part := s.workloads["ns/whole"].slots[0], s.workloads["ns/part"].slots[0]; whole.devices[0].Device != "gpu-0" || part.devices[0].Device != "gpu-1" {
+		t.Fatalf("promised %s and %s", whole.devices[0].Device, part.devices[0].Device)
+	}
+	s.RemoveClaim("v")
+	s.SetClaim(allocated("third", "n1", "gpu-0", 10), "ns/third")
+	s.reindex()
+	if whole, part := s.workloads["ns/whole"].slots[0], s.workloads["ns/part"].slots[0]; whole.devices[0].Device != "gpu-1" || part.devices[0].Device != "gpu-0" {
+		t.Errorf("%s and %s are promised, where only the other way round both have room", whole.devices[0].Device, part.devices[0].Device)
+	}
+}
+
+// He who had a place has none: the rank that he gives up opens to the next what is kept
+// for those after him.
+func TestARankWithoutAPlaceThatIsGivenUpFreesRoom(t *testing.T) {
+	s := world(BinPack)
+	addNode(s, "n1", nil, 20)
+	s.SetClaim(allocated("a", "n1", "gpu-0", 20), "ns/a")
+	w, a := wanting(s, "ns/first", 1, spec(5))
+	kept(t, s, w, a)
+	s.setSlots(s.workloads["ns/first"], nil) // as one who outranks him would
+	s.Freed()
+	s.Drop("ns/first")
+	if !s.Freed() {
+		t.Error("nobody is told")
+	}
+}
+
+// The victim has left, and the card of a promise is given to somebody else in part. What
+// he had is all that is left for it; the preemptor has room on the other card.
+func TestAPromiseAndAPreemptorChangeCards(t *testing.T) {
+	s := world(BinPack)
+	addNode(s, "n1", nil, 40, 40)
+	s.SetClaim(allocated("v", "n1", "gpu-1", 40), "ns/v")
+	promise(t, s, "ns/promised", 35)
+	evicting(t, s, "ns/preemptor", 30, "ns/v")
+	s.RemoveClaim("v")
+	s.SetClaim(allocated("foreign", "n1", "gpu-0", 10), "")
+	s.reindex()
+	if mine, his := s.workloads["ns/promised"].slots[0], s.workloads["ns/preemptor"].slots[0]; mine.lost || mine.devices[0].Device != "gpu-1" || his.devices[0].Device != "gpu-0" {
+		t.Errorf("promised is %s (lost: %t), and %s to the preemptor; both have room", mine.devices[0].Device, mine.lost, his.devices[0].Device)
+	}
+}

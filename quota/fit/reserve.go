@@ -26,6 +26,9 @@ func (s *State) Take(id engine.WorkloadID, p engine.Placement) {
 // Drop implements the engine's Fit: it gives up what was reserved.
 func (s *State) Drop(id engine.WorkloadID) {
 	if w := s.workloads[id]; w != nil {
+		// Whoever has the rank next may have room that is kept for those after him, even
+		// if no place was left to the last.
+		s.freed = s.freed || w.kept > 0
 		w.kept = 0
 		s.setSlots(w, nil)
 		s.forget(id, w)
