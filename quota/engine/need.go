@@ -88,8 +88,8 @@ func (h *needHeap) update(c *cell, need Amount) {
 func (c *cell) need(kind int) Amount {
 	var asked Amount
 	if c.node.isQueue() {
-		least, ok := c.watches.least()
-		if !ok || (least > c.subtree.Sub(c.planned)) != (kind == borrowing) {
+		least, waits := c.leastWatched()
+		if waits == nil || (least > c.subtree.Sub(c.planned)) != (kind == borrowing) {
 			return Unlimited
 		}
 		asked = least

@@ -158,7 +158,7 @@ func (e *Engine) wakeLater(t *tree) {
 func (e *Engine) wakeOwn(q *queue) bool {
 	woken := false
 	for _, c := range q.node.order {
-		if least, ok := c.watches.least(); ok && least <= c.available(planned) && c.top().dirtyTop {
+		if least, w := c.leastWatched(); w != nil && least <= c.available(planned) && c.top().dirtyTop {
 			e.wakeLeaf(c)
 			c.refreshNeeds()
 			woken = true
@@ -193,12 +193,33 @@ func (e *Engine) wakeBelow(c *cell, kind int) {
 func (e *Engine) wakeLeaf(c *cell) {
 	available := c.available(planned)
 	for {
-		least, ok := c.watches.least()
-		if !ok || least > available {
+		least, waits := c.leastWatched()
+		if waits == nil || least > available {
 			return
 		}
-		e.unpark(c.watches[0].class)
+		e.unpark(waits)
 	}
+}
+
+// leastWatched is the least that has to be available of a queue's cell for somebody to
+// be woken, and who that is; nil if nobody waits. What one may evict in his own queue
+// need not be available, and that changes while he waits.
+func (c *cell) leastWatched() (Amount, *class) {
+	var waits *class
+	least, ok := c.watches.least()
+	if ok {
+		waits = c.watches[0].class
+	}
+	for i := range c.claims {
+		cl := &c.claims[i]
+		if asked, ok := cl.heap.least(); ok {
+			asked = max(0, asked.Sub(c.evictable(c.node.queue.spec.Preemption.WithinQueue, cl.priority)))
+			if waits == nil || asked < least {
+				least, waits = asked, cl.heap[0].class
+			}
+		}
+	}
+	return least, waits
 }
 
 // wakeClaims wakes those of a queue who may now evict enough.
