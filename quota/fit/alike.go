@@ -37,7 +37,7 @@ func (s *State) again(q *query, n *node, v *view) (*slot, bool) {
 	if !served || len(q.claims) == 0 {
 		return nil, false
 	}
-	sl := &slot{workload: q.workload, set: q.set.Name, node: n.name, requests: q.needs, claims: q.claims, kind: q.key}
+	sl := q.slotOn(n, nil)
 	c := s.counting(n, v, []*slot{sl})
 	if c == nil {
 		return nil, false

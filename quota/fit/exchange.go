@@ -48,7 +48,7 @@ func (s *State) exchange(old, slice *resourceapi.ResourceSlice) bool {
 	n.slices[slices.Index(n.slices, old)] = slice
 	if changed {
 		s.freed = true
-		n.selected, n.plain, n.served, n.could = nil, nil, nil, nil
+		n.forgetKinds()
 		for _, v := range views {
 			v.refused, v.keys = nil, keysOf(n, v.cards)
 		}

@@ -48,6 +48,12 @@ type node struct {
 	at keys
 }
 
+// forgetKinds forgets what is known of kinds of pods here, since devices or classes
+// are others now.
+func (n *node) forgetKinds() {
+	n.selected, n.plain, n.served, n.could = nil, nil, nil, nil
+}
+
 // podOnNode is a pod that is bound to a node and not finished.
 type podOnNode struct {
 	node     string

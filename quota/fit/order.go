@@ -378,10 +378,7 @@ func (a *asking) deal(sl *slot) ([]piece, bool) {
 	if err != nil || results == nil {
 		return nil, false
 	}
-	var got []device
-	for i := range results {
-		got = append(got, devicesOf(results[i].Devices.Results)...)
-	}
+	got := devicesOfAll(results)
 	for _, d := range got {
 		a.v.take(d)
 	}

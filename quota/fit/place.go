@@ -51,11 +51,7 @@ func (sl *slot) has(claim types.UID) bool {
 
 // slotOn makes the slot for a pod on a node, by what the allocator said.
 func (q *query) slotOn(n *node, results []resourceapi.AllocationResult) *slot {
-	sl := &slot{workload: q.workload, set: q.set.Name, node: n.name, requests: q.needs, claims: q.claims, kind: q.key}
-	for i := range results {
-		sl.devices = append(sl.devices, devicesOf(results[i].Devices.Results)...)
-	}
-	return sl
+	return &slot{workload: q.workload, set: q.set.Name, node: n.name, requests: q.needs, claims: q.claims, kind: q.key, devices: devicesOfAll(results)}
 }
 
 // Place implements the engine's Fit.

@@ -48,6 +48,15 @@ func devicesOf(results []resourceapi.DeviceRequestAllocationResult) []device {
 	return all
 }
 
+// devicesOfAll are those of several claims.
+func devicesOfAll(results []resourceapi.AllocationResult) []device {
+	var all []device
+	for i := range results {
+		all = append(all, devicesOf(results[i].Devices.Results)...)
+	}
+	return all
+}
+
 func (s *State) pool(key poolKey) *pool {
 	p := s.pools[key]
 	if p == nil {

@@ -83,17 +83,14 @@ func (s *State) rename(n *node) {
 		if !s.with(n, v.clone(), []*slot{sl}).over() {
 			continue
 		}
-		results, err := s.allocate(sl.workload, n, v.state, sl.claims)
-		if err != nil || results == nil {
+		d := &asking{s: s, n: n, v: v}
+		if _, ok := d.deal(sl); !ok {
 			if s.renameAll(n) {
 				return
 			}
 			continue
 		}
-		sl.devices = nil
-		for i := range results {
-			sl.devices = append(sl.devices, devicesOf(results[i].Devices.Results)...)
-		}
+		sl.devices = d.dealt[0]
 		n.base = s.compute(n, &trial{})
 	}
 }

@@ -203,7 +203,7 @@ func (s *State) RemoveClass(name string) {
 func (s *State) classesChanged() {
 	s.freed = true
 	for _, n := range s.nodes {
-		n.selected, n.plain, n.served, n.could = nil, nil, nil, nil
+		n.forgetKinds()
 	}
 	s.touchAll()
 }

@@ -280,7 +280,8 @@ func (s *State) held(n *node) *view {
 // counts on every node that can use it.
 func (s *State) sum(n *node, without map[engine.WorkloadID]bool) *view {
 	if n.cards == nil {
-		n.cards, n.selected, n.plain, n.served, n.could = cardsOf(n.slices), nil, nil, nil, nil
+		n.cards = cardsOf(n.slices)
+		n.forgetKinds()
 		n.counters = tallyOf(n.cards, n.slices)
 	}
 	v := &view{state: newAllocated(), used: corev1.ResourceList{}, cards: slices.Clone(n.cards), counters: n.counters.all}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/utils/ptr"
 	kueue "sigs.k8s.io/kueue/apis/kueue/v1beta2"
 
 	"github.com/sluice-gpu/sluice/quota/lifecycle"
@@ -39,23 +40,16 @@ func place(w kueue.Workload, all []kueue.Workload) string {
 
 // queued says that a workload waits for quota.
 func queued(w kueue.Workload) bool {
-	return w.Status.Admission == nil && (w.Spec.Active == nil || *w.Spec.Active) && !meta.IsStatusConditionTrue(w.Status.Conditions, kueue.WorkloadFinished)
+	return w.Status.Admission == nil && ptr.Deref(w.Spec.Active, true) && !meta.IsStatusConditionTrue(w.Status.Conditions, kueue.WorkloadFinished)
 }
 
 // goesBefore is the order of a queue.
 func goesBefore(a, b kueue.Workload) bool {
-	if p, q := priority(a), priority(b); p != q {
+	if p, q := ptr.Deref(a.Spec.Priority, 0), ptr.Deref(b.Spec.Priority, 0); p != q {
 		return p > q
 	}
 	if t, u := lifecycle.QueuedAt(&a, rules), lifecycle.QueuedAt(&b, rules); !t.Equal(u) {
 		return t.Before(u)
 	}
 	return a.Name < b.Name
-}
-
-func priority(w kueue.Workload) int32 {
-	if w.Spec.Priority == nil {
-		return 0
-	}
-	return *w.Spec.Priority
 }
